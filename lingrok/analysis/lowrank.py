@@ -1,0 +1,91 @@
+"""Low-rank truncation of weight matrices, as pure functions of params (LASER, arXiv 2312.13558; here by exact SVD).
+
+Keeping the top fraction of singular directions of a matrix, or the bottom one, shows where an association is stored:
+arXiv 2406.03068 removes the noise association by truncating a feed-forward. A fraction is relative to the largest
+possible rank, min(shape); fraction 1 returns the parameters as they are and 0 removes the matrix.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lingrok import model
+from lingrok.config import Config, ModelConfig, parse_truncation, require, suggest, truncatable_roles
+
+
+class Spectrum(NamedTuple):
+    """Singular value decomposition u diag(s) vt of one matrix, or of one a head with a leading axis H."""
+
+    u: jax.Array
+    s: jax.Array
+    vt: jax.Array
+
+
+def matrix(params, cfg: ModelConfig, role: str, layer: int) -> jax.Array:
+    """The matrix of a role, (in, out); for 'ov' the product of value and output matrix of each head, (H, D, D)."""
+    require(0 <= layer < cfg.num_layers, f'layer {layer}; allowed: 0 to {cfg.num_layers - 1}')
+    allowed = truncatable_roles(cfg, layer)
+    require(role in allowed, f'layer {layer} has no role {role!r}; {suggest(role, allowed)}')
+    block = params[f'blocks_{layer}']
+    if role != 'ov':
+        return block[role]
+    heads, width = cfg.num_heads, cfg.d_model
+    if cfg.value_output == 'merged':
+        return block['ov'].reshape(width, heads, width).transpose(1, 0, 2)
+    require(cfg.num_kv_heads == heads, f'role ov with {cfg.num_kv_heads} key-value heads for {heads} heads: heads that '
+            'share a value matrix cannot be truncated apart; try v or o')
+    v_HDK = block['v'].reshape(width, heads, cfg.d_head).transpose(1, 0, 2)
+    return v_HDK @ block['o'].reshape(heads, cfg.d_head, width)
+
+
+def spectrum(params, cfg: ModelConfig, role: str, layer: int) -> Spectrum:
+    """Exact SVD of a matrix; pass it to `truncate` to pay for it once."""
+    return Spectrum(*jnp.linalg.svd(matrix(params, cfg, role, layer), full_matrices=False))
+
+
+def truncate(params, cfg: ModelConfig, role: str, layer: int, rank_fraction: float, *, keep: str = 'top',
+             svd: Spectrum | None = None):
+    """New params in which one matrix keeps its `keep` ('top' or 'bottom') singular directions.
+
+    floor(rank_fraction * full rank) directions are kept; the full rank is min(shape), for 'ov' of factored heads the
+    head width. With svd=spectrum(params, cfg, role, layer) any number of fractions costs one decomposition.
+    """
+    require(isinstance(rank_fraction, (int, float)) and 0 <= rank_fraction <= 1,
+            f'rank_fraction={rank_fraction!r}; allowed: a number from 0 (removes the matrix) to 1 (keeps it)')
+    require(keep in ('top', 'bottom'), f'keep={keep!r}; {suggest(keep, ("top", "bottom"))}')
+    shape = jax.eval_shape(lambda p: matrix(p, cfg, role, layer), params).shape
+    factored_ov = role == 'ov' and cfg.value_output == 'factored'
+    full = min(*shape[-2:], cfg.d_head) if factored_ov else min(shape[-2:])
+    rank = int(rank_fraction * full + 1e-6)  # .7 * 10 is 6.999... in binary
+    if rank == full:
+        return params
+    u, s, vt = spectrum(params, cfg, role, layer) if svd is None else svd
+    kept = slice(0, rank) if keep == 'top' else slice(full - rank, full)
+    left, right = u[..., kept] * s[..., None, kept], vt[..., kept, :]
+    if not factored_ov:
+        edited = {role: left @ right}
+        if role == 'ov':
+            edited['ov'] = edited['ov'].transpose(1, 0, 2).reshape(cfg.d_model, -1)
+    else:
+        # The product of rank r goes into the first r columns and rows of the two factors of each head.
+        pad = cfg.d_head - rank
+        left, right = jnp.pad(left, ((0, 0), (0, 0), (0, pad))), jnp.pad(right, ((0, 0), (0, pad), (0, 0)))
+        edited = {'v': left.transpose(1, 0, 2).reshape(cfg.d_model, -1), 'o': right.reshape(-1, cfg.d_model)}
+    block = f'blocks_{layer}'
+    return {**params, block: {**params[block], **edited}}
+
+
+def truncation_probe(params, batches: Mapping, cfg: Config) -> dict[str, jax.Array]:
+    """Metrics of every model of `eval.truncations` on every split: 'split/quantity/blocks.1.mlp_in@0.1'."""
+    spectra, measured = {}, {}
+    for entry in cfg.eval.truncations:
+        layer, role, fraction = parse_truncation(entry)
+        if fraction > 0 and (layer, role) not in spectra:
+            spectra[layer, role] = spectrum(params, cfg.model, role, layer)
+        edited = truncate(params, cfg.model, role, layer, fraction, svd=spectra.get((layer, role)))
+        for split, batch in batches.items():
+            quantities = cfg.task.metrics(model.apply(edited, batch.tokens_BL, cfg=cfg.model)[0], batch)
+            measured |= {f'{split}/{name}/{entry}': x for name, x in quantities.items() if x.ndim == 0}
+    return measured

@@ -1,0 +1,73 @@
+"""What the parts of a recall model know: noise stored in feed-forwards, attention that finds the target.
+
+Quantities of arXiv 2406.03068 (its official code measures them along training), with attention taken at repeated
+triggers only and matched trigger by trigger.
+"""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from lingrok import model
+from lingrok.config import Config
+from lingrok.tasks.base import Batch, masked_mean
+
+
+def noise_margin(params, triggers: jax.Array, noise_id: int, *, cfg, layer: int) -> jax.Array:
+    """Noise logit minus the best other logit when feed-forward `layer` sees the embedding of a trigger alone.
+
+    triggers: ids of any shape; the margins have the same shape. Neither position, nor attention, nor the residual
+    stream takes part: this is what the feed-forward has stored about the trigger, whatever the context.
+    """
+    x_BLD = params['embed'][triggers.reshape(1, -1)]
+    logits = model.unembed(params, model.feed_forward(params, x_BLD, cfg=cfg, layer=layer), cfg=cfg)[0]
+    others = jnp.where(jnp.arange(logits.shape[-1]) == noise_id, -jnp.inf, logits)
+    return (logits[:, noise_id] - jnp.max(others, -1)).reshape(triggers.shape)
+
+
+def trigger_attention(pattern_BHLM: jax.Array, batch: Batch, noise_id: int) -> dict[str, jax.Array]:
+    """Attention of repeated triggers, mean over heads, on tokens that followed the same trigger earlier.
+
+    target: on its target; noise: on the noise token; uniform: what a uniform pattern would put on its target.
+    """
+    tokens_BL, answer_BL = batch.tokens_BL, batch.groups['answer_BL']
+    repeated_BL = batch.groups['occurrence_BL'] >= 2
+    length = tokens_BL.shape[1]
+    previous_BM = jnp.pad(tokens_BL, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
+    follows_BLM = (previous_BM[:, None] == tokens_BL[:, :, None]) & jnp.tril(jnp.ones((length, length), bool))
+    target_BLM = follows_BLM & (tokens_BL[:, None] == answer_BL[:, :, None])
+    noise_BLM = follows_BLM & (tokens_BL[:, None] == noise_id)
+    pattern_BLM = jnp.mean(pattern_BHLM, 1)
+    uniform_BLM = jnp.broadcast_to(1 / jnp.arange(1, length + 1)[None, :, None], pattern_BLM.shape)
+
+    def mass(pattern_BLM, keys_BLM):
+        return masked_mean(jnp.sum(pattern_BLM * keys_BLM, -1), repeated_BL)
+
+    return {
+        'target': mass(pattern_BLM, target_BLM),
+        'noise': mass(pattern_BLM, noise_BLM),
+        'uniform': mass(uniform_BLM, target_BLM),
+    }
+
+
+def previous_token_attention(pattern_BHLM: jax.Array) -> jax.Array:
+    """Mean attention on the token before, over positions from the second on, heads (the best head) and sequences."""
+    return jnp.max(jnp.mean(jnp.diagonal(pattern_BHLM, -1, 2, 3), (0, 2)))
+
+
+def recall_probe(params, batches: Mapping, cfg: Config) -> dict[str, jax.Array]:
+    """Noise margin of every feed-forward, and what attention of the first and the last layer looks at."""
+    batch, noise_id, last = batches['noisy'], cfg.task.noise_id, cfg.model.num_layers - 1
+    triggers = jnp.unique(batch.groups['triggers_Bk'], size=cfg.task.vocab_size, fill_value=-1)
+    measured = {}
+    for layer, kind in enumerate(cfg.model.mlp_kind):
+        if kind != 'none':
+            margins = noise_margin(params, jnp.maximum(triggers, 0), noise_id, cfg=cfg.model, layer=layer)
+            measured[f'noise_margin/blocks.{layer}'] = masked_mean(margins, triggers >= 0)
+    patterns = (f'blocks.{layer}.attn.pattern' for layer in {0, last})
+    _, acts = model.apply(params, batch.tokens_BL, cfg=cfg.model, capture=tuple(patterns))
+    attention = trigger_attention(acts[f'blocks.{last}.attn.pattern'], batch, noise_id)
+    measured |= {f'noisy/attention_{name}/blocks.{last}': value for name, value in attention.items()}
+    measured['noisy/attention_previous/blocks.0'] = previous_token_attention(acts['blocks.0.attn.pattern'])
+    return measured

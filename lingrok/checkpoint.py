@@ -1,0 +1,127 @@
+"""Checkpoints on disk, each with a hash of its content. The only file that imports orbax.
+
+A checkpoint `checkpoints/<step>` has the items `params` (nested dict, replica axis first), `train` (the rest of the
+state: optimiser, step, NaN steps) and `meta` (JSON: step, hashes, whether it was scheduled). Analysis restores params
+alone, as host arrays, on any machine. A step directory appears only when it is complete.
+"""
+
+import hashlib
+import logging
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+
+ITEMS = ('params', 'train', 'meta')
+
+for _name in ('absl', 'orbax'):  # a line for every save hides the run's own lines
+    logging.getLogger(_name).setLevel(logging.ERROR)
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that is missing, cut short or changed. The message is one line that names it."""
+
+
+class Checkpoints:
+    """The checkpoints of one run directory."""
+
+    def __init__(self, directory):
+        self.directory = epath.Path(directory)
+        self._handler = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+
+    def steps(self) -> list[int]:
+        """Steps that have a complete checkpoint, in order. Whether its content is whole shows when it is read."""
+        if not self.directory.exists():
+            return []
+        return sorted(int(path.name) for path in self.directory.iterdir() if path.name.isdigit())
+
+    def save(self, step: int, params, train, meta: Mapping) -> None:
+        """Writes a checkpoint of host arrays; it exists in full or not at all."""
+        items = {'params': _flat(params), 'train': _flat(train)}
+        meta = {**meta, 'step': step, 'hash': {name: content_hash(item) for name, item in items.items()}}
+        args = {name: ocp.args.StandardSave(item) for name, item in items.items()}
+        self._handler.save(self._path(step), ocp.args.Composite(meta=ocp.args.JsonSave(meta), **args))
+
+    def meta(self, step: int) -> dict:
+        return self._restore(step, meta=ocp.args.JsonRestore())['meta']
+
+    def params(self, step: int) -> dict:
+        """Parameters of all replicas (S first) as numpy arrays, checked against their hash."""
+        return _nested(self._item(step, 'params'))
+
+    def train(self, step: int, like):
+        """The rest of the training state, checked against its hash, in the tree form of `like`."""
+        flat = self._item(step, 'train')
+        paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(like)]
+        if sorted(paths) != sorted(flat):
+            raise CheckpointError(f'checkpoint {self._path(step)} holds another optimiser state than this config makes')
+        return jax.tree.unflatten(jax.tree.structure(like), [flat[path] for path in paths])
+
+    def remove(self, step: int) -> None:
+        self._path(step).rmtree()
+
+    def set_aside(self, step: int) -> epath.Path:
+        """Moves a damaged checkpoint out of the way and returns its new place; nothing is deleted."""
+        place = self.directory.parent / 'damaged'
+        place.mkdir(exist_ok=True)
+        number = 0
+        while (place / f'{step}-{number}').exists():
+            number += 1
+        return self._path(step).rename(place / f'{step}-{number}')
+
+    def clean(self) -> None:
+        """Removes what an interrupted save left behind."""
+        if self.directory.exists():
+            for path in self.directory.iterdir():
+                if not path.name.isdigit():
+                    path.rmtree() if path.is_dir() else path.unlink()
+
+    def _path(self, step: int):
+        return self.directory / str(step)
+
+    def _item(self, step: int, name: str) -> dict[str, np.ndarray]:
+        # Restored as numpy: neither the sharding nor the accelerator of the writer is needed.
+        restored = self._restore(step, meta=ocp.args.JsonRestore(), **{name: ocp.args.StandardRestore()})
+        item = {path: np.asarray(value) for path, value in restored[name].items()}
+        found, expected = content_hash(item), restored['meta'].get('hash', {}).get(name)
+        if found != expected or restored['meta'].get('step') != step:
+            raise CheckpointError(f'checkpoint {self._path(step)} is damaged: the content of {name!r} has changed')
+        return item
+
+    def _restore(self, step: int, **args):
+        path = self._path(step)
+        if not path.exists():
+            raise CheckpointError(f'{self.directory} has no checkpoint of step {step}; it has {self.steps()}')
+        try:
+            return self._handler.restore(path, ocp.args.Composite(**args))
+        except Exception as error:  # orbax, tensorstore and json raise many kinds for a damaged file
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            raise CheckpointError(f'checkpoint {path} is damaged: {reason}') from error
+
+
+def content_hash(flat: Mapping[str, np.ndarray]) -> str:
+    """sha256 over names, dtypes, shapes and bytes of arrays."""
+    digest = hashlib.sha256()
+    for name in sorted(flat):
+        value = np.asarray(flat[name])
+        digest.update(f'{name} {value.dtype} {value.shape} '.encode())
+        digest.update(np.ascontiguousarray(value).tobytes())
+    return digest.hexdigest()
+
+
+def _flat(tree) -> dict[str, np.ndarray]:
+    return {jax.tree_util.keystr(path): np.asarray(value) for path, value in jax.tree.leaves_with_path(tree)}
+
+
+def _nested(flat: Mapping[str, np.ndarray]) -> dict:
+    """The nested dict whose `_flat` form is `flat`: "['blocks_0']['q']" -> {'blocks_0': {'q': ...}}."""
+    tree: dict = {}
+    for path, value in flat.items():
+        *parents, leaf = path.strip("[]'").split("']['")
+        node = tree
+        for name in parents:
+            node = node.setdefault(name, {})
+        node[leaf] = value
+    return tree

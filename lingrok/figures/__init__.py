@@ -1,0 +1,8 @@
+"""Figures: numbers in, matplotlib Figure out. No model, no files.
+
+TRAINING names, for each task, the figure that a finished run ends with: (metrics of the run, config) -> Figure.
+"""
+
+from lingrok.figures import recall
+
+TRAINING = {'recall': recall.training}

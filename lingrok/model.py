@@ -1,0 +1,363 @@
+"""One decoder-only Transformer; every model of the project is a `ModelConfig` of it. The only file that uses flax.
+
+    h = embed(tokens) (+ type) (conv) (+ pos)
+    for each block:  h = h + attention(norm(h));  h = h + feed-forward(norm(h))
+    logits = norm(h) @ unembed
+
+With norm='none', identity queries, one head and frozen random tables this is the two-layer model of arXiv 2406.03068;
+with pre-LayerNorm, rotary positions and a tied unembedding that of arXiv 2406.02550.
+
+Interventions are values: `hooks` maps an activation name to a function of that activation, `capture` names what is
+returned. Nothing else is kept, and there is nothing to reset. Edited weights are edited params of the same function.
+"""
+
+import fnmatch
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from lingrok import names
+from lingrok.config import ConfigError, ModelConfig, require, rotary_width, suggest
+
+Hook = Callable[[jax.Array], jax.Array]
+
+ACTIVATIONS = {
+    'relu': jax.nn.relu,
+    'gelu': functools.partial(jax.nn.gelu, approximate=False),
+    'gelu_tanh': jax.nn.gelu,
+    'silu': jax.nn.silu,
+    'identity': lambda x: x,
+}
+
+
+def init(key: jax.Array, cfg: ModelConfig) -> dict:
+    """Initial parameters (float32): a dict of arrays, the blocks as dicts under 'blocks_0', 'blocks_1', ..."""
+    tree = parameter_specs(cfg)
+    leaves, form = jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, Spec))
+    # One draw a law and not one a matrix: XLA takes half a second to compile each draw.
+    draws = {'normal': jax.random.normal, 'uniform': lambda k, n: jax.random.uniform(k, n, minval=-1.0) * 3**0.5}
+    pools, used = {}, {}
+    for law, subkey in zip(draws, jax.random.split(key), strict=True):
+        total = sum(math.prod(spec.shape) for spec in leaves if spec.law == law)
+        pools[law], used[law] = draws[law](subkey, (total,)) if total else None, 0
+
+    def draw(spec):
+        if spec.law == 'constant':
+            return jnp.full(spec.shape, spec.scale)
+        start, size = used[spec.law], math.prod(spec.shape)
+        used[spec.law] = start + size
+        return spec.scale * pools[spec.law][start : start + size].reshape(spec.shape)
+
+    return jax.tree.unflatten(form, [draw(spec) for spec in leaves])
+
+
+def num_parameters(cfg: ModelConfig) -> int:
+    """Number of parameters of a model, frozen ones included."""
+    leaves = jax.tree.leaves(parameter_specs(cfg), is_leaf=lambda x: isinstance(x, Spec))
+    return sum(math.prod(spec.shape) for spec in leaves)
+
+
+class Spec(NamedTuple):
+    """A parameter: its shape and the law of its initial entries, of standard deviation (or constant value) `scale`."""
+
+    shape: tuple[int, ...]
+    law: str  # normal, uniform or constant
+    scale: float
+
+
+def parameter_specs(cfg: ModelConfig) -> dict:
+    """Every parameter of a model, as a tree of `Spec`. The roles are explained in `names.ROLES`."""
+    width = cfg.d_model
+    tree = {'embed': Spec((cfg.vocab_size, width), 'normal', cfg.embed_std)}
+    if cfg.num_types:
+        tree['type'] = Spec((cfg.num_types, width), 'normal', cfg.embed_std)
+    if cfg.conv_width:
+        tree['conv'] = Spec((cfg.conv_width, width), 'constant', cfg.conv_init)
+    if cfg.position == 'learned':
+        tree['pos'] = Spec((cfg.max_len, width), 'normal', cfg.pos_std)
+    if cfg.norm_position == 'pre':
+        tree |= _norm_specs(cfg, 'norm')
+    if not cfg.tied:
+        tree['unembed'] = _matrix_spec(cfg, 'unembed', (width, cfg.vocab_size))
+    return tree | {f'blocks_{layer}': block_specs(cfg, layer) for layer in range(cfg.num_layers)}
+
+
+def block_specs(cfg: ModelConfig, layer: int) -> dict[str, Spec]:
+    """The parameters of one block."""
+    width, queries, keys = cfg.d_model, cfg.num_heads * cfg.d_head, cfg.num_kv_heads * cfg.d_head
+    shapes = {
+        'q': (width, queries),
+        'k': (width, keys),
+        'v': (width, keys),
+        'o': (queries, width),
+        'ov': (width, cfg.num_heads * width),
+        'mlp_in': (width, cfg.d_mlp),
+        'mlp_gate': (width, cfg.d_mlp),
+        'mlp_out': (cfg.d_mlp, width),
+        'mlp_linear': (width, width),
+    }
+    query = ('q',) if cfg.query == 'full' else ()
+    value = ('v', 'o') if cfg.value_output == 'factored' else ('ov',)
+    roles = (*query, 'k', *value, *names.MLP_KINDS[cfg.mlp_kind[layer]][0])
+    specs = {role: _matrix_spec(cfg, role, shapes[role]) for role in roles}
+    if cfg.bias:
+        specs |= {f'{role}_bias': Spec(shapes[role][1:], 'constant', 0.0) for role in roles}
+    specs |= _norm_specs(cfg, 'attn_norm')
+    return specs | (_norm_specs(cfg, 'mlp_norm') if cfg.mlp_kind[layer] != 'none' else {})
+
+
+def _matrix_spec(cfg: ModelConfig, role: str, shape) -> Spec:
+    law = 'uniform' if cfg.init == 'torch' else 'normal'
+    std = {'torch': (3 * shape[0]) ** -0.5, 'fan_in': shape[0] ** -0.5, 'normal': cfg.init_std}[cfg.init]
+    return Spec(shape, law, std * ((2 * cfg.num_layers) ** -0.5 if role in cfg.init_depth_scaled else 1.0))
+
+
+def _norm_specs(cfg: ModelConfig, name: str) -> dict[str, Spec]:
+    scale, bias = (Spec((cfg.d_model,), 'constant', value) for value in (1.0, 0.0))
+    both = {f'{name}_scale': scale, f'{name}_bias': bias}
+    return {'none': {}, 'rmsnorm': {f'{name}_scale': scale}, 'layernorm': both}[cfg.norm]
+
+
+def apply(params, tokens_BL: jax.Array, *, cfg: ModelConfig, hooks: Mapping[str, Hook] | None = None,
+          capture: str | Sequence[str] = ()) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Logits (B, L, V) in float32, and the captured activations by name.
+
+    capture: names or patterns ('blocks.*.attn.pattern') from `names.activation_names(cfg)`; captured values include
+    the effect of hooks. hooks: name -> function that returns the activation to use instead, of the same shape and
+    dtype. An unknown name, a pattern without a match and a changed shape raise ConfigError.
+    """
+    length = tokens_BL.shape[-1]
+    require(tokens_BL.ndim == 2, f'tokens have shape {tokens_BL.shape}; allowed: (batch, length); try tokens[None]')
+    require(0 < length <= cfg.max_len, f'tokens of length {length}; allowed: 1 to max_len={cfg.max_len}')
+    tap = _Tap(hooks or {}, (capture,) if isinstance(capture, str) else capture, cfg)
+    logits_BLV = Transformer(cfg).apply({'params': params}, tokens_BL, tap)
+    unused = set(tap.hooks) - tap.fired
+    require(not unused, f'hooks on {sorted(unused)} were never reached')
+    return logits_BLV, tap.captured
+
+
+def trunk(params, tokens_BL: jax.Array, *, cfg: ModelConfig) -> tuple[jax.Array, jax.Array]:
+    """The input of the last block (B, L, D) and what its heads read, z (B, L, H, K). `tail` makes logits of them."""
+    return Transformer(cfg).apply({'params': params}, tokens_BL, _Tap({}, (), cfg), method='trunk')
+
+
+def tail(params, h: jax.Array, z: jax.Array, *, cfg: ModelConfig) -> jax.Array:
+    """Logits (..., V) from the outputs of `trunk` at any selection of positions: h (..., D) and z (..., H, K)."""
+    return Transformer(cfg).apply({'params': params}, h, z, _Tap({}, (), cfg), method='tail')
+
+
+def feed_forward(params, x_BLD: jax.Array, *, cfg: ModelConfig, layer: int) -> jax.Array:
+    """What the feed-forward of a layer adds to the residual stream for inputs x (B, L, D), its pre-norm included."""
+    require(cfg.mlp_kind[layer] != 'none', f'layer {layer} has no feed-forward')
+    return Transformer(cfg).apply({'params': params}, x_BLD, _Tap({}, (), cfg), layer, method='feed_forward')
+
+
+def unembed(params, h_BLD: jax.Array, *, cfg: ModelConfig) -> jax.Array:
+    """Logits (B, L, V) of residual vectors, without the final norm."""
+    return Transformer(cfg).apply({'params': params}, h_BLD, _Tap({}, (), cfg), method='unembedded')
+
+
+class _Tap:
+    """Applies hooks and keeps captured activations during one forward pass."""
+
+    def __init__(self, hooks: Mapping[str, Hook], capture: Sequence[str], cfg: ModelConfig):
+        allowed = names.activation_names(cfg)
+        for name in hooks:
+            require(name in allowed, f'hook on unknown activation {name!r}; {suggest(name, allowed)}')
+        self.hooks, self.fired, self.captured, self.wanted = dict(hooks), set(), {}, set()
+        for pattern in capture:
+            matches = fnmatch.filter(allowed, pattern)
+            require(bool(matches), f'capture of unknown activation {pattern!r}; {suggest(pattern, allowed)}')
+            self.wanted.update(matches)
+
+    def __call__(self, name: str, value: jax.Array) -> jax.Array:
+        if name in self.hooks:
+            old, value = value, jnp.asarray(self.hooks[name](value))
+            if (value.shape, value.dtype) != (old.shape, old.dtype):
+                raise ConfigError(
+                    f'hook on {name!r} returned {value.dtype}{list(value.shape)}; allowed: the same as its input, '
+                    f'{old.dtype}{list(old.shape)}'
+                )
+            self.fired.add(name)
+        if name in self.wanted:
+            self.captured[name] = value
+        return value
+
+
+class Transformer(nn.Module):
+    """The whole model; use it through the functions above."""
+
+    cfg: ModelConfig
+
+    def setup(self):
+        specs = parameter_specs(self.cfg)
+        self.w = {role: _declare(self, role, spec) for role, spec in specs.items() if isinstance(spec, Spec)}
+        self.blocks = [Block(self.cfg, layer) for layer in range(self.cfg.num_layers)]
+
+    def __call__(self, tokens_BL, tap):
+        return self.tail(*self.trunk(tokens_BL, tap), tap)
+
+    def trunk(self, tokens_BL, tap):
+        """Everything up to what the heads of the last block read: its input (B, L, D) and z (B, L, H, K)."""
+        h_BLD = tap('embed', self._embed(tokens_BL).astype(self.cfg.dtype))
+        for block in self.blocks[:-1]:
+            h_BLD = block(h_BLD, tap)
+        return self.blocks[-1].attend(h_BLD, tap)
+
+    def tail(self, h, z, tap):
+        """Logits from what `trunk` returns. No position reads another one: any selection of positions will do."""
+        return self.unembedded(tap('final', self._final_norm(self.blocks[-1].finish(h, z, tap))), tap)
+
+    def unembedded(self, h, tap):
+        unembed_DV = self.w['embed'].T if self.cfg.tied else self.w['unembed']
+        return tap('logits', _dot(h, unembed_DV).astype(jnp.float32))
+
+    def feed_forward(self, x, tap, layer: int):
+        return self.blocks[layer].mlp(x, tap)
+
+    def _final_norm(self, h):
+        return _norm(self.cfg, self.w, 'norm', h) if self.cfg.norm_position == 'pre' else h
+
+    def _embed(self, tokens_BL):
+        cfg, length = self.cfg, tokens_BL.shape[1]
+        x_BLD = self.w['embed'][tokens_BL]
+        if cfg.num_types:
+            x_BLD = x_BLD + self.w['type'][jnp.arange(length) % cfg.num_types][None]
+        if cfg.conv_width:
+            taps, back = self.w['conv'], cfg.conv_width - 1
+            padded = jnp.pad(x_BLD, ((0, 0), (back, 0), (0, 0)))
+            # taps[j] weighs the embedding j positions back.
+            x_BLD = sum(taps[j] * padded[:, back - j :][:, :length] for j in range(cfg.conv_width))
+        if cfg.position == 'learned':
+            x_BLD = x_BLD + self.w['pos'][None, :length]
+        elif cfg.position == 'sinusoidal':
+            x_BLD = x_BLD + _sinusoids(length, cfg.d_model)[None]
+        return x_BLD
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each added to the residual stream."""
+
+    cfg: ModelConfig
+    layer: int
+
+    def setup(self):
+        self.w = {role: _declare(self, role, spec) for role, spec in block_specs(self.cfg, self.layer).items()}
+
+    def __call__(self, h_BLD, tap):
+        return self.finish(*self.attend(h_BLD, tap), tap)
+
+    def attend(self, h_BLD, tap):
+        """The input of the block and what its heads read, z (B, L, H, K)."""
+        cfg, tap = self.cfg, self._named(tap)
+        heads, groups, width = cfg.num_heads, cfg.num_kv_heads, cfg.d_head
+        batch, length, _ = h_BLD.shape
+        h_BLD = tap('resid_pre', h_BLD)
+        x_BLD = self._norm('attn_norm', h_BLD, 'pre')
+        q_BLHK = (x_BLD if cfg.query == 'identity' else self._linear('q', x_BLD)).reshape(batch, length, heads, width)
+        k_BMGK = self._linear('k', x_BLD).reshape(batch, length, groups, width)
+        value = 'ov' if cfg.value_output == 'merged' else 'v'
+        v_BMGK = self._linear(value, x_BLD).reshape(batch, length, groups, -1)
+        if cfg.position == 'rope' and (not cfg.rope_layers or self.layer in cfg.rope_layers):
+            q_BLHK, k_BMGK = _rotate(q_BLHK, cfg), _rotate(k_BMGK, cfg)
+        q_BLHK, k_BMGK, v_BMGK = tap('attn.q', q_BLHK), tap('attn.k', k_BMGK), tap('attn.v', v_BMGK)
+        # Query head h reads key-value head h // (H / G): j counts the query heads of one key-value head.
+        q_BLGJK = q_BLHK.reshape(batch, length, groups, heads // groups, width)
+        scores = jnp.einsum('blgjk,bmgk->bgjlm', q_BLGJK, k_BMGK, preferred_element_type=jnp.float32)
+        if cfg.scale_scores:
+            scores = scores / jnp.sqrt(jnp.float32(width))
+        scores_BHLM = tap('attn.scores', scores.reshape(batch, heads, length, length))
+        causal_LM = jnp.tril(jnp.ones((length, length), bool))
+        pattern_BHLM = jax.nn.softmax(jnp.where(causal_LM, scores_BHLM, -jnp.inf), -1).astype(x_BLD.dtype)
+        pattern_BHLM = tap('attn.pattern', pattern_BHLM)
+        pattern = pattern_BHLM.reshape(batch, groups, heads // groups, length, length)
+        z_BLHK = jnp.einsum('bgjlm,bmgk->blgjk', pattern, v_BMGK).reshape(batch, length, heads, -1)
+        return h_BLD, tap('attn.z', z_BLHK)
+
+    def finish(self, h, z, tap):
+        """The output of the block (..., D), position by position, from its input (..., D) and z (..., H, K)."""
+        cfg, tap = self.cfg, self._named(tap)
+        merged = cfg.value_output == 'merged'
+        attn = tap('attn_out', jnp.sum(z, -2) if merged else self._linear('o', z.reshape(*z.shape[:-2], -1)))
+        mid = h + attn if cfg.attn_residual[self.layer] else attn
+        mid = tap('resid_mid', self._norm('attn_norm', mid, 'post'))
+        if cfg.mlp_kind[self.layer] == 'none':
+            return tap('resid_post', mid)
+        x = self._norm('mlp_norm', h if cfg.parallel[self.layer] else mid, 'pre')
+        out = mid + tap('mlp_out', self._mlp(x, tap))
+        return tap('resid_post', self._norm('mlp_norm', out, 'post'))
+
+    def mlp(self, x, tap):
+        """What the feed-forward (with its pre-norm) adds to the residual stream for an input x (..., D)."""
+        return self._mlp(self._norm('mlp_norm', x, 'pre'), self._named(tap))
+
+    def _mlp(self, x, tap):
+        kind, act = self.cfg.mlp_kind[self.layer], ACTIVATIONS[self.cfg.activation[self.layer]]
+        if kind == 'linear':
+            return self._linear('mlp_linear', x)
+        if kind == 'linear_act':
+            return act(tap('mlp.pre', self._linear('mlp_linear', x)))
+        gate = tap('mlp.gate', self._linear('mlp_gate', x)) if kind == 'gated' else None
+        pre = tap('mlp.pre', self._linear('mlp_in', x))
+        return self._linear('mlp_out', tap('mlp.post', act(pre) if gate is None else act(gate) * pre))
+
+    def _linear(self, role: str, x):
+        out = _dot(x, self.w[role])
+        return out + self.w[f'{role}_bias'].astype(out.dtype) if self.cfg.bias else out
+
+    def _norm(self, name: str, x, position: str):
+        return _norm(self.cfg, self.w, name, x) if self.cfg.norm_position == position else x
+
+    def _named(self, tap):
+        return lambda name, value: tap(f'blocks.{self.layer}.{name}', value)
+
+
+def _declare(module: nn.Module, role: str, spec: Spec):
+    """The parameter of a module; values come from `init`, so that flax only checks the shape."""
+    return module.param(role, lambda key: jnp.zeros(spec.shape))
+
+
+def _norm(cfg: ModelConfig, weights, name: str, x):
+    """LayerNorm or RMSNorm of x (..., D) in float32."""
+    if cfg.norm == 'none':
+        return x
+    y = x.astype(jnp.float32)
+    if cfg.norm == 'layernorm':
+        y = y - jnp.mean(y, -1, keepdims=True)
+    y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + cfg.norm_eps) * weights[f'{name}_scale']
+    return (y + weights[f'{name}_bias'] if cfg.norm == 'layernorm' else y).astype(x.dtype)
+
+
+def _dot(x, w):
+    """x @ w in the dtype of x, with the leading axes flat: XLA on a CPU is slow on the gradient of a 3-D operand."""
+    flat = x.reshape(-1, x.shape[-1]) @ w.astype(x.dtype)
+    return flat.reshape(*x.shape[:-1], w.shape[-1])
+
+
+def _sinusoids(length: int, width: int):
+    """Sine and cosine position vectors (L, D) with wavelengths 2 pi to 20000 pi (arXiv 1706.03762)."""
+    angles = jnp.arange(length)[:, None] * 10000.0 ** (-2 * (jnp.arange(width)[None] // 2) / width)
+    return jnp.where(jnp.arange(width)[None] % 2 == 0, jnp.sin(angles), jnp.cos(angles))
+
+
+def _rotate(x_BLHK, cfg: ModelConfig):
+    """Rotary position embedding (arXiv 2104.09864) of the first `rope_fraction` of the head width, in float32."""
+    width = rotary_width(cfg)
+    freqs = cfg.rope_base ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
+    angles = (jnp.arange(x_BLHK.shape[1], dtype=jnp.float32)[:, None] * freqs)[None, :, None]
+    rotated, rest = x_BLHK[..., :width].astype(jnp.float32), x_BLHK[..., width:]
+    if cfg.rope_interleaved:
+        a, b = rotated[..., 0::2], rotated[..., 1::2]
+    else:
+        a, b = jnp.split(rotated, 2, -1)
+    turned = (a * jnp.cos(angles) - b * jnp.sin(angles), a * jnp.sin(angles) + b * jnp.cos(angles))
+    if cfg.rope_interleaved:
+        rotated = jnp.stack(turned, -1).reshape(rotated.shape)
+    else:
+        rotated = jnp.concatenate(turned, -1)
+    return jnp.concatenate([rotated.astype(x_BLHK.dtype), rest], -1)

@@ -1,0 +1,87 @@
+"""Optimisers by optax, with traced hyper-parameters, and which parameters they touch.
+
+The learning rate, momentum and weight decay come in as arrays, so that a sweep over them is one program over the
+replica axis. Frozen parameters are taken out of the tree before the gradient: nothing is computed or kept for them.
+"""
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from lingrok import names
+from lingrok.config import OptimConfig, require, suggest
+
+
+def make_optimizer(cfg: OptimConfig, num_steps: int, values: Mapping[str, jax.Array]) -> optax.GradientTransformation:
+    """The optimiser for `values`, which holds learning_rate, momentum and weight_decay as scalars."""
+
+    def learning_rate(step):
+        return values['learning_rate'] * schedule(cfg, num_steps, step)
+
+    def decayed(params):
+        return match(params, cfg.decay)
+
+    if cfg.optimizer == 'sgd':
+        # As torch.optim.SGD: L2 in the gradient, buffer = momentum * buffer + gradient.
+        return optax.chain(
+            optax.add_decayed_weights(values['weight_decay'], mask=decayed),
+            optax.trace(values['momentum']),
+            optax.scale_by_learning_rate(learning_rate),
+        )
+    return optax.chain(
+        optax.scale_by_adam(cfg.b1, cfg.b2, cfg.eps),
+        optax.add_decayed_weights(values['weight_decay'], mask=decayed),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+
+
+def schedule(cfg: OptimConfig, num_steps: int, step) -> jax.Array:
+    """Multiplier of the learning rate at `step`: linear warm-up, then constant or cosine to `floor` at num_steps."""
+    step = jnp.asarray(step, jnp.float32)
+    rise = jnp.minimum(step / max(cfg.warmup_steps, 1), 1) if cfg.warmup_steps else jnp.ones_like(step)
+    warm = cfg.warmup_from + (1 - cfg.warmup_from) * rise
+    if cfg.schedule == 'constant':
+        return warm
+    left = max(num_steps - cfg.warmup_steps, 1)
+    progress = jnp.clip((step - cfg.warmup_steps) / left, 0, 1)
+    return warm * (cfg.floor + (1 - cfg.floor) * (1 + jnp.cos(jnp.pi * progress)) / 2)
+
+
+def match(params, patterns: Sequence[str]):
+    """Tree of bools: which parameters have a name that one of the patterns matches ('embed', 'blocks.1.mlp_*', '*')."""
+    return _map_names(lambda name, _: any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns), params)
+
+
+def check_patterns(params, cfg: OptimConfig) -> None:
+    """Raises if a pattern of the config names no parameter, or if nothing is left to train."""
+    known = parameter_names(params)
+    for key in ('decay', 'frozen'):
+        for pattern in getattr(cfg, key):
+            found = bool(fnmatch.filter(known, pattern))
+            require(found, f'optim.{key}: {pattern!r} names no parameter of this model; {suggest(pattern, known)}')
+    left = jax.tree.leaves(match(params, cfg.frozen))
+    require(not all(left), f'optim.frozen={cfg.frozen!r} freezes every parameter; leave one to train')
+
+
+def parameter_names(params) -> list[str]:
+    """Names of all parameters, in the order of the leaves."""
+    return jax.tree.leaves(_map_names(lambda name, _: name, params))
+
+
+def split(params, patterns: Sequence[str]):
+    """(trainable, frozen): two trees of the same form, each with None where the other has the parameter."""
+    frozen = match(params, patterns)
+    pick = lambda wanted: jax.tree.map(lambda x, f: x if f is wanted else None, params, frozen)  # noqa: E731
+    return pick(False), pick(True)
+
+
+def merge(trainable, frozen):
+    """The inverse of `split`."""
+    return jax.tree.map(lambda a, b: b if a is None else a, trainable, frozen, is_leaf=lambda x: x is None)
+
+
+def _map_names(fn, params):
+    return jax.tree.map_with_path(lambda path, x: fn(names.param_name([p.key for p in path]), x), params)

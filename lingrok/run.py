@@ -1,0 +1,422 @@
+"""One run: from a config to a finished run directory, through kills, full disks and NaNs; and reading it back.
+
+    config.json        the resolved config
+    versions.json      versions and device of every start of the run
+    metrics.jsonl      one line a step, arrays/<step>.npz for what has an axis
+    checkpoints/<step> params, train, meta
+    task.npz           the task state of every replica
+    files/             copies of the files that the task reads
+    DONE               written last
+
+Side effects start here. What is computed is in `train`, what is measured in `analysis`.
+"""
+
+import contextlib
+import fcntl
+import io
+import json
+import platform
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+
+import jax
+import numpy as np
+from etils import epath
+
+import lingrok.tasks  # noqa: F401  registers the tasks
+from lingrok import model, train
+from lingrok.analysis import PROBES
+from lingrok.checkpoint import CheckpointError, Checkpoints
+from lingrok.config import Config, TrainConfig, from_dict, require, run_id, to_dict
+from lingrok.log import MetricsWriter, Progress, Series, read_metrics, write_json
+from lingrok.metrics import text
+
+CHUNK_SECONDS = 5.0  # a signal is answered, and a loss shown, after about this long
+MAX_CHUNK = 1000
+
+
+class RunError(RuntimeError):
+    """A run that cannot go on, or a directory that is not a sound run. The message is one line."""
+
+
+class Interrupted(Exception):
+    """A signal asked the run to stop; it has saved its state. `signum` is the signal."""
+
+    def __init__(self, signum: int, message: str):
+        super().__init__(message)
+        self.signum = signum
+
+
+def save_steps(cfg: TrainConfig) -> list[int]:
+    """Steps of the scheduled checkpoints, step 0 and the last one among them."""
+    if cfg.save == 'log':
+        inner = {round(step) for step in np.geomspace(1, cfg.num_steps, cfg.save_count)}
+    elif cfg.save == 'regular':
+        inner = set(range(0, cfg.num_steps, cfg.save_every))
+    else:
+        inner = set(cfg.save_steps)
+    return sorted({0, cfg.num_steps, *inner})
+
+
+def default_directory(cfg: Config) -> Path:
+    return Path('runs') / f'{cfg.name}-{run_id(cfg)}'
+
+
+def execute(cfg: Config, directory) -> 'Run':
+    """Trains to the end, from the start or from the last sound checkpoint, and returns the finished run.
+
+    A finished run is returned as it is. Raises RunError for a directory that holds another config or is in use,
+    Interrupted after a signal, OSError when the disk cannot be written.
+    """
+    directory = Path(directory).absolute()
+    directory.mkdir(parents=True, exist_ok=True)
+    with _locked(directory):
+        _claim(cfg, directory)
+        if not (directory / 'DONE').exists():
+            _Trainer(cfg, directory).train()
+    return load_run(directory)
+
+
+@contextlib.contextmanager
+def _locked(directory: Path):
+    """Holds the run directory against a second process; a killed process lets go of it."""
+    with (directory / 'LOCK').open('a') as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f'{directory} is in use by another process; wait, or choose another --workdir') from None
+        yield
+
+
+def _claim(cfg: Config, directory: Path) -> None:
+    """Makes the directory this config's, or raises if it is another's."""
+    path = directory / 'config.json'
+    if not path.exists():
+        others = [p.name for p in directory.iterdir() if p.name != 'LOCK' and not p.name.endswith('.tmp')]
+        require(not others, f'{directory} holds {sorted(others)[:3]} and no run; choose another --workdir')
+        write_json(path, to_dict(cfg))
+        return
+    stored = _read_config(epath.Path(directory))
+    if run_id(stored) != run_id(cfg):
+        old, new = (dict(_leaves(to_dict(c))) for c in (stored, cfg))
+        keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
+        changed = [f'{key}: {old.get(key)} there, {new.get(key)} here' for key in keys]
+        raise RunError(f'{directory} holds another experiment ({"; ".join(changed[:3])}); choose another --workdir')
+
+
+def _leaves(tree, prefix=''):
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f'{prefix}{name}.')
+        else:
+            yield prefix + name, value
+
+
+class _Trainer:
+    """The loop of one process: chunks of steps, evaluations, checkpoints, and the reading of what they measured.
+
+    The metrics of a chunk are read while the next one runs, so the device never waits for the host between saves.
+    """
+
+    def __init__(self, cfg: Config, directory: Path):
+        self.cfg, self.directory = cfg, directory
+        self.checkpoints = Checkpoints(directory / 'checkpoints')
+        self.capacity = min(MAX_CHUNK, cfg.train.num_steps)
+        probes = PROBES.get(cfg.task.NAME, ())
+        self.programs = train.Programs(cfg, capacity=self.capacity, probes=probes)
+        self.saves = save_steps(cfg.train)
+        self.nan_steps = np.full(cfg.num_replicas, -1)
+        self.signum = 0
+
+    def train(self) -> None:
+        cfg, programs = self.cfg, self.programs
+        self.checkpoints.clean()
+        self.task_state = programs.init_task(programs.settings)
+        state, step = self._initial_state()
+        self.writer = MetricsWriter(self.directory, after=step)
+        self.progress = Progress(cfg.train.num_steps, max(step or 0, 0))
+        self._announce(step)
+        try:
+            with self._signals():
+                self._loop(state, step)
+        finally:
+            self.progress.close()
+        self.writer.close()
+        (self.directory / 'DONE').touch()
+
+    def _initial_state(self):
+        """The last sound checkpoint as (state, step), or (initial state, None)."""
+        programs = self.programs
+        state = programs.init(programs.settings)
+        programs.compile(state, self.task_state)
+        for step in reversed(self.checkpoints.steps()):
+            try:
+                params = self.checkpoints.params(step)
+                rest = self.checkpoints.train(step, state._replace(params=()))
+                scheduled = self.checkpoints.meta(step).get('scheduled', True)
+            except CheckpointError as error:
+                place = self.checkpoints.set_aside(step)
+                print(f'warning: {error}; moved to {place}; trying the one before it', flush=True)
+                continue
+            self.unscheduled = None if scheduled else step
+            self.nan_steps = np.asarray(rest.nan_step)
+            return programs.put(rest._replace(params=params)), step
+        self.unscheduled = None
+        _write_npz(self.directory / 'task.npz', self.task_state)
+        _copy_files(self.cfg.task, self.directory / 'files')
+        return state, None
+
+    def _announce(self, step: int | None) -> None:
+        cfg, mesh = self.cfg, self.programs.mesh
+        path = self.directory / 'versions.json'
+        starts = json.loads(path.read_text()) if path.exists() else []
+        write_json(path, [*starts, {'step': step or 0, **versions()}])
+        self.progress.say(
+            f'{self.directory.name}: {cfg.num_replicas} replica(s) of {model.num_parameters(cfg.model):,} parameters, '
+            f'{cfg.train.num_steps} steps, on {mesh.size} {jax.default_backend()} device(s) ({self.programs.layout})'
+            + ('' if step is None else f', resumed at step {step}')
+        )
+
+    def _loop(self, state, step: int | None) -> None:
+        cfg = self.cfg.train
+        if step is None:
+            step = 0
+            self._finish_step(0, self._evaluation(state))
+            self._save(0, state)
+        pending, length, began = None, 1, time.monotonic()
+        while step < cfg.num_steps and not self.signum:
+            stops = [s for s in self.saves if s > step] + [step + cfg.eval_every - step % cfg.eval_every]
+            length = min(length, min(stops) - step, self.capacity)
+            state, losses = self.programs.train_chunk(state, self.task_state, self.programs.settings, np.int32(length))
+            chunk, step = (step, length, losses), step + length
+            due = step % cfg.eval_every == 0 or step == cfg.num_steps
+            measured = self._evaluation(state) if due else {}
+            if pending:
+                self._consume(*pending)
+            pending = (chunk, measured)
+            if step in self.saves or self.signum:
+                self._consume(*pending)
+                pending = None
+                self._save(step, state)
+            seconds = time.monotonic() - began
+            began = time.monotonic()
+            # Doubling finds the length of a chunk within a few of them, whatever the speed of the machine.
+            length = max(1, length * 2 if seconds < CHUNK_SECONDS else length // 2)
+        if pending:
+            self._consume(*pending)
+        if self.signum and step < cfg.num_steps:
+            if step not in self.checkpoints.steps():
+                self._save(step, state)
+            raise Interrupted(self.signum, f'stopped by {signal.Signals(self.signum).name} at step {step} of '
+                              f'{cfg.num_steps}, state saved; the same command resumes')
+
+    def _evaluation(self, state) -> dict:
+        return self.programs.evaluate(state.params, self.task_state, self.programs.settings)
+
+    def _consume(self, chunk, measured) -> None:
+        """Writes the losses of a chunk and the evaluation at its end."""
+        start, length, losses = chunk
+        losses_ST = np.asarray(losses)[:, :length]
+        self._report_nans(start, losses_ST)
+        every = self.cfg.train.log_every
+        for step in range(start + 1, start + length + 1):
+            row = {'train/loss': losses_ST[:, step - start - 1]} if step % every == 0 else {}
+            if step == start + length:
+                row |= {name: np.asarray(value) for name, value in measured.items()}
+            if row:
+                self.writer.write(step, row)
+        self.progress.advance(length)
+        if measured:
+            self._say(start + length, measured)
+
+    def _finish_step(self, step: int, measured) -> None:
+        measured = {name: np.asarray(value) for name, value in measured.items()}
+        self.writer.write(step, measured)
+        self._say(step, measured)
+
+    def _say(self, step: int, measured) -> None:
+        parts = [f'{name} {np.nanmean(np.asarray(measured[name])):.3f}' for name in self.cfg.task.headline]
+        self.progress.say(f'step {step:>6}  ' + '  '.join(parts))
+
+    def _report_nans(self, start: int, losses_ST) -> None:
+        for replica, losses in enumerate(losses_ST):
+            if self.nan_steps[replica] < 0 and np.isnan(losses).any():
+                step = start + int(np.argmax(np.isnan(losses)))
+                self.nan_steps[replica] = step
+                where = ', '.join(f'{name}={values[replica]}' for name, values in self.cfg.vary.items())
+                self.progress.say(f'warning: replica {replica} ({where or "the only one"}) turned NaN at step {step} '
+                                  'and is frozen; the others go on')
+
+    def _save(self, step: int, state) -> None:
+        self.writer.flush()  # metrics up to a checkpoint are on disk before it is
+        scheduled = step in self.saves
+        meta = {'run_id': run_id(self.cfg), 'scheduled': scheduled}
+        if step not in self.checkpoints.steps():
+            host = jax.tree.map(np.asarray, state)
+            self.checkpoints.save(step, host.params, host._replace(params=()), meta)
+        if self.unscheduled is not None and self.unscheduled != step:
+            self.checkpoints.remove(self.unscheduled)
+        self.unscheduled = None if scheduled else step
+
+    @contextlib.contextmanager
+    def _signals(self):
+        """SIGINT and SIGTERM are noted and answered after the current chunk; a second one stops at once."""
+
+        def note(signum, frame):
+            if self.signum:
+                raise KeyboardInterrupt
+            self.signum = signum
+            self.progress.say(f'{signal.Signals(signum).name}: saving after this chunk; once more stops at once')
+
+        try:
+            old = {signum: signal.signal(signum, note) for signum in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not in the main thread (a notebook's worker): signals stay with their owner
+            old = {}
+        try:
+            yield
+        finally:
+            for signum, handler in old.items():
+                signal.signal(signum, handler)
+
+
+def versions() -> dict:
+    """Versions of what computes a run, the device, and the commit of the source where git knows it."""
+    source = Path(__file__).parent
+    try:
+        git = ('git', '-C', str(source), 'describe', '--always', '--dirty', '--abbrev=12')
+        commit = subprocess.run(git, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        commit = ''
+    packages = ('lingrok', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
+    found = {d.metadata['Name'].lower(): d.version for d in metadata.distributions() if d.metadata['Name']}
+    device = jax.local_devices()[0]
+    return {
+        'python': platform.python_version(),
+        **{name: found.get(name, 'not installed') for name in packages},
+        'commit': commit,
+        'device': f'{device.platform} {device.device_kind}',
+        'machine': platform.machine(),
+    }
+
+
+def _write_npz(path: Path, tree) -> None:
+    arrays = {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    path.write_bytes(buffer.getvalue())
+
+
+def _copy_files(task, directory: Path) -> None:
+    """Copies the files that the task reads, so that the run can be loaded where they are not."""
+    for field in task.FILES:
+        path = Path(getattr(task, field))
+        if path.is_file():
+            directory.mkdir(exist_ok=True)
+            shutil.copyfile(path, directory / f'{field}-{path.name}')
+
+
+def _read_config(directory) -> Config:
+    path = directory / 'config.json'
+    if not path.exists():
+        raise RunError(f'{directory} is not a run directory: it has no config.json')
+    try:
+        tree = json.loads(path.read_text())
+        for copy in (directory / 'files').iterdir() if (directory / 'files').exists() else ():
+            field, _, name = copy.name.partition('-')
+            if not Path(tree['task'][field]).is_file():
+                tree['task'][field] = str(copy)
+        return from_dict(tree)
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f'{path} cannot be read: {error}') from error
+
+
+class Run:
+    """A run directory, read from anywhere: its config, checkpoints and metrics, and its model.
+
+    `replica` is 0 unless said otherwise; replica=None returns all of them with a leading axis S. Without `step` the
+    last checkpoint is meant.
+    """
+
+    def __init__(self, path):
+        self.path = epath.Path(path)
+        self.config = _read_config(self.path)
+        self.task = self.config.task
+        self._checkpoints = Checkpoints(self.path / 'checkpoints')
+
+    def __repr__(self) -> str:
+        done = 'finished' if self.finished else 'unfinished'
+        return f'Run({str(self.path)!r}, {done}, {self.config.num_replicas} replicas, checkpoints at {self.steps})'
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / 'DONE').exists()
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps that have a checkpoint."""
+        return self._checkpoints.steps()
+
+    @property
+    def coordinates(self) -> dict[str, tuple]:
+        """What differs between the replicas: name -> one value a replica."""
+        return dict(self.config.vary)
+
+    def params(self, step: int | None = None, replica: int | None = 0) -> dict:
+        """Parameters at a saved step as numpy arrays, checked against the hash they were saved with."""
+        steps = self.steps
+        require(bool(steps), f'{self.path} has no checkpoint yet')
+        step = steps[-1] if step is None else step
+        require(step in steps, f'{self.path} has no checkpoint of step {step}; it has {steps}')
+        return self._pick(self._checkpoints.params(step), replica)
+
+    def task_state(self, replica: int | None = 0):
+        """The task state the run was trained with."""
+        like = jax.eval_shape(lambda: self.task.init(jax.random.key(0)))
+        with np.load(io.BytesIO((self.path / 'task.npz').read_bytes()), allow_pickle=False) as stored:
+            leaves = [stored[str(i)] for i in range(len(stored.files))]
+        return self._pick(jax.tree.unflatten(jax.tree.structure(like), leaves), replica)
+
+    def metrics(self) -> dict[str, Series]:
+        """Every logged quantity: name -> (steps (T,), values (T, S, ...))."""
+        return read_metrics(self.path)
+
+    def sample(self, key, *, split: str, batch_size: int, replica: int = 0):
+        """A batch of this run's task."""
+        require(split in self.task.splits, f'split {split!r}; allowed: {", ".join(self.task.splits)}')
+        return self.task.sample(self.task_state(replica), key, split=split, batch_size=batch_size)
+
+    def apply(self, tokens_BL, *, step: int | None = None, replica: int = 0, hooks=None, capture=()):
+        """Logits and captured activations of the model at a saved step; see `model.apply`."""
+        params = self.params(step, replica)
+        return model.apply(params, jax.numpy.asarray(tokens_BL), cfg=self.config.model, hooks=hooks, capture=capture)
+
+    def summary(self) -> str:
+        """The headline metrics at the last evaluation, with their spread over replicas."""
+        metrics = self.metrics()
+        parts = [f'{name} {text(metrics[name].values[-1])}' for name in self.task.headline if name in metrics]
+        steps = metrics[self.task.headline[0]].steps
+        return f'step {steps[-1]}: ' + '; '.join(parts) + '; mean ± half of the 95 % interval'
+
+    def nan_replicas(self) -> list[int]:
+        """Replicas that were frozen because they turned NaN."""
+        losses = self.metrics()['train/loss'].values
+        return [replica for replica in range(losses.shape[1]) if np.isnan(losses[-1, replica])]
+
+    def _pick(self, tree, replica: int | None):
+        if replica is None:
+            return tree
+        num = self.config.num_replicas
+        require(0 <= replica < num, f'replica {replica}; allowed: 0 to {num - 1}, or None for all')
+        return jax.tree.map(lambda x: x[replica], tree)
+
+
+def load_run(path) -> Run:
+    """A run directory, local or gs://, for reading. Nothing in it is executed."""
+    return Run(path)
+
+

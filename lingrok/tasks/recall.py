@@ -1,0 +1,287 @@
+"""Noisy in-context recall: bigram text in which the token after a trigger has to be recalled from the context.
+
+Source: arXiv 2406.03068 and its official code (the law of the sequences), on the bigram task of arXiv 2306.00802.
+A sequence starts from the unigram law and follows the bigram law of a table. After a trigger comes the trigger's
+target of this sequence with probability 1 - noise_prob, else the noise token. `clean` sequences have no noise.
+
+    trigger 'a', target 'x', noise '!':    t h a x e a ! o a x      the answer after the last 'a' is 'x'
+    occurrence                             0 0 1 0 0 2 0 0 3        counts the trigger; >= 2 can be recalled
+    visible                                0 0 0 0 0 1 0 0 1        the target has been shown before
+
+Position t predicts tokens[t + 1]. The text follows its own law after a target or a noise token, too.
+"""
+
+import dataclasses
+import functools
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lingrok.config import check_fields, key, register_task, require, suggest
+from lingrok.tasks import bigrams
+from lingrok.tasks.base import Batch, label_log_probs, masked_mean
+
+MAX_OCCURRENCE = 8  # accuracy is reported for occurrences 1 to this; the last bin holds all later ones
+
+
+class RecallState(NamedTuple):
+    """Laws of one replica: unigram_V, bigram_VV (rows: previous token), noise_prob ()."""
+
+    unigram_V: jax.Array
+    bigram_VV: jax.Array
+    noise_prob: jax.Array
+
+
+@register_task('recall')
+@dataclasses.dataclass(frozen=True)
+class Recall:
+    """The noisy in-context recall task. Variants of the official generator are options; see the fields."""
+
+    SECTION: ClassVar[str] = 'task'
+    VARIABLE: ClassVar[tuple[str, ...]] = ('noise_prob',)
+    FILES: ClassVar[tuple[str, ...]] = ('table',)
+    splits: ClassVar[tuple[str, ...]] = ('noisy', 'clean')
+    headline: ClassVar[tuple[str, ...]] = ('noisy/loss', 'clean/p_noise', 'clean/p_correct')
+
+    table: str = key('shakespeare', 'unigram and bigram laws: shakespeare (the shipped counts), uniform, synthetic, or '
+                     'the path of a table made by experiments/make_bigrams.py')
+    table_size: int = key(64, 'vocabulary of the uniform and synthetic tables', low=2)
+    zipf_exponent: float = key(1.0, 'synthetic: unigram of rank r is proportional to r to the minus this', low=0.0)
+    concentration: float = key(0.2, 'synthetic: bigram rows are Dirichlet draws around the unigram law, with this '
+                               'concentration times table_size; large: all rows equal', low=1e-4)
+    length: int = key(64, 'tokens of an input sequence', low=1)
+    num_triggers: int = key(1, 'trigger tokens k of a sequence', low=1)
+    trigger_mode: str = key('fixed', 'the most frequent tokens, or k tokens drawn for each sequence by frequency',
+                            choices=('fixed', 'random'))
+    trigger_offset: int = key(0, 'fixed triggers: skip this many of the most frequent tokens', low=0)
+    target_law: str = key('uniform', 'targets of a trigger: uniform, or from its bigram row',
+                          choices=('uniform', 'bigram'))
+    targets_exclude: tuple[str, ...] = key(('triggers', 'noise'), 'tokens that are never targets: every trigger of the '
+                                           'sequence, only the own one, the noise token',
+                                           choices=('triggers', 'own_trigger', 'noise'))
+    noise_token: str = key('!', "a symbol of the table ('0', '1', ... in uniform and synthetic ones), or 'extra' for "
+                           'an additional symbol that occurs nowhere else')
+    noise_prob: float = key(0.5, 'probability that the noise token replaces a target', low=0.0, high=1.0)
+    loss_on: str = key('repeated', 'positions of the loss: triggers from their second occurrence on, triggers whose '
+                       'target has been shown, or all', choices=('repeated', 'visible', 'all'))
+
+    def __post_init__(self):
+        check_fields(self)
+        symbols = self.symbols
+        require(self.noise_token == 'extra' or self.noise_token in symbols, f'task.noise_token={self.noise_token!r} is '
+                f'not in the table {self.table!r}; {suggest(self.noise_token, ("extra", *symbols))!s}')
+        usable = self.table_vocab - (self.noise_token != 'extra')
+        skipped = self.trigger_offset if self.trigger_mode == 'fixed' else 0
+        most = usable - 1 - skipped
+        require(self.num_triggers <= most, f'task.num_triggers={self.num_triggers} is too many for the '
+                f'{self.table_vocab} tokens of the table {self.table!r}; allowed: 1 to {most} (trigger_offset and the '
+                'noise token take some, one must be left as a target); try a larger table')
+        if self.trigger_mode == 'fixed':
+            require(self.noise_id not in self.fixed_triggers, f'task.noise_token={self.noise_token!r} is one of the '
+                    f'triggers {[symbols[i] for i in self.fixed_triggers]}; allowed: any other symbol; try extra, or '
+                    'another task.trigger_offset')
+
+    @property
+    def table_counts(self) -> bigrams.BigramTable | None:
+        """The counts of a table of real text, None for the others."""
+        return None if self.table in ('uniform', 'synthetic') else bigrams.load_table(self.table)
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """One string a token, without the extra noise symbol."""
+        counts = self.table_counts
+        return counts.symbols if counts else tuple(str(i) for i in range(self.table_size))
+
+    @property
+    def table_vocab(self) -> int:
+        return len(self.symbols)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.table_vocab + (self.noise_token == 'extra')
+
+    @property
+    def seq_len(self) -> int:
+        return self.length
+
+    @property
+    def noise_id(self) -> int:
+        return self.table_vocab if self.noise_token == 'extra' else self.symbols.index(self.noise_token)
+
+    @property
+    def fixed_triggers(self) -> tuple[int, ...]:
+        """Ids of the fixed triggers: the most frequent tokens after `trigger_offset`; ties go to the lower id."""
+        order = np.argsort(-self._unigram(), kind='stable')
+        return tuple(int(i) for i in order[self.trigger_offset :][: self.num_triggers])
+
+    def _unigram(self) -> np.ndarray:
+        counts = self.table_counts
+        if counts is not None:
+            return counts.probabilities()[0]
+        exponent = self.zipf_exponent if self.table == 'synthetic' else 0.0
+        weights = np.arange(1, self.table_size + 1) ** -exponent
+        return weights / weights.sum()
+
+    def init(self, key: jax.Array, **variable) -> RecallState:
+        """The laws of a replica; a synthetic table is drawn from `key`. `variable`: noise_prob, which may be traced."""
+        unigram_V = jnp.asarray(self._unigram(), jnp.float32)
+        size = self.table_vocab
+        if self.table == 'uniform':
+            bigram_VV = jnp.full((size, size), 1 / size)
+        elif self.table == 'synthetic':
+            bigram_VV = jax.random.dirichlet(key, self.concentration * size * unigram_V, (size,))
+        else:
+            bigram_VV = jnp.asarray(self.table_counts.probabilities()[1], jnp.float32)
+        if self.noise_token == 'extra':
+            # The extra symbol occurs only as noise; what follows it is a fresh start, from the unigram law.
+            bigram_VV = jnp.concatenate([bigram_VV, unigram_V[None]])
+            bigram_VV = jnp.pad(bigram_VV, ((0, 0), (0, 1)))
+            unigram_V = jnp.pad(unigram_V, (0, 1))
+        noise_prob = jnp.asarray(variable.get('noise_prob', self.noise_prob), jnp.float32)
+        return RecallState(unigram_V, bigram_VV, noise_prob)
+
+    def target_prior(self, state: RecallState, triggers_Bk: jax.Array) -> jax.Array:
+        """Law of the target of each trigger (B, k, V), before anything of the sequence is seen.
+
+        With target_law='bigram', a trigger none of whose successors is allowed draws uniformly from the allowed.
+        """
+        ids_V = jnp.arange(self.vocab_size)
+        allowed_BkV = jnp.broadcast_to(ids_V < self.table_vocab, (*triggers_Bk.shape, self.vocab_size))
+        if 'noise' in self.targets_exclude:
+            allowed_BkV &= ids_V != self.noise_id
+        if 'triggers' in self.targets_exclude:
+            allowed_BkV &= ~jnp.any(triggers_Bk[:, :, None] == ids_V, 1, keepdims=True)
+        if 'own_trigger' in self.targets_exclude:
+            allowed_BkV &= triggers_Bk[:, :, None] != ids_V
+        uniform_BkV = allowed_BkV / jnp.sum(allowed_BkV, -1, keepdims=True)
+        if self.target_law == 'uniform':
+            return uniform_BkV
+        weights_BkV = state.bigram_VV[triggers_Bk] * allowed_BkV
+        total_Bk1 = jnp.sum(weights_BkV, -1, keepdims=True)
+        return jnp.where(total_Bk1 > 0, weights_BkV / jnp.where(total_Bk1 > 0, total_Bk1, 1), uniform_BkV)
+
+    def sample(self, state: RecallState, key: jax.Array, *, split: str, batch_size: int) -> Batch:
+        """A batch of the law `split`. With the same key the noisy and the clean batch share every other draw.
+
+        groups: occurrence_BL (0 off triggers, else 1, 2, ... within the sequence), visible_BL (the target of this
+        trigger has been shown), is_noise_BL (the label is a noise draw), answer_BL (the target of the trigger, -1 off
+        triggers), triggers_Bk.
+        """
+        trigger_key, key = jax.random.split(key)
+        # One draw and not five: XLA takes half a second to compile each draw.
+        k, length = self.num_triggers, self.length
+        uniform = jax.random.uniform(key, (batch_size, k + 1 + 2 * length))
+        target_Bk, first_B, text_BL, noise_BL = jnp.split(uniform, (k, k + 1, k + 1 + length), 1)
+        if self.trigger_mode == 'fixed':
+            triggers_Bk = jnp.broadcast_to(jnp.array(self.fixed_triggers), (batch_size, self.num_triggers))
+        else:
+            # Gumbel top-k draws without replacement; the noise token is never a trigger.
+            weights_V = state.unigram_V.at[self.noise_id].set(0)
+            scores_BV = jnp.log(weights_V) + jax.random.gumbel(trigger_key, (batch_size, self.vocab_size))
+            triggers_Bk = jax.lax.top_k(scores_BV, self.num_triggers)[1]
+        prior_BkV = self.target_prior(state, triggers_Bk)
+        outs_Bk = inverse_cdf(jnp.cumsum(prior_BkV, -1), target_Bk)
+        first_B = inverse_cdf(jnp.cumsum(state.unigram_V), first_B[:, 0])
+        noise_BL = noise_BL < (state.noise_prob if split == 'noisy' else 0.0)
+        bigram_cdf_VV = jnp.cumsum(state.bigram_VV, -1)
+
+        def step(token_B, draws):
+            uniform_B, noise_B = draws
+            match_Bk = token_B[:, None] == triggers_Bk
+            out_B = jnp.where(noise_B, self.noise_id, jnp.sum(match_Bk * outs_Bk, -1))
+            next_B = jnp.where(jnp.any(match_Bk, -1), out_B, inverse_cdf(bigram_cdf_VV[token_B], uniform_B))
+            return next_B, next_B
+
+        _, rest_LB = jax.lax.scan(step, first_B, (text_BL.T, noise_BL.T))
+        sequence = jnp.concatenate([first_B[None], rest_LB]).T
+        tokens_BL, targets_BL = sequence[:, :-1], sequence[:, 1:]
+
+        match_BLk = tokens_BL[:, :, None] == triggers_Bk[:, None]
+        is_trigger_BL = jnp.any(match_BLk, -1)
+        is_noise_BL = is_trigger_BL & noise_BL
+        shown_BLk = match_BLk & ~is_noise_BL[:, :, None]
+        before_BLk = jnp.cumsum(shown_BLk, 1) - shown_BLk
+        groups = {
+            'occurrence_BL': jnp.sum(jnp.cumsum(match_BLk, 1) * match_BLk, -1),
+            'visible_BL': jnp.any((before_BLk > 0) & match_BLk, -1),
+            'is_noise_BL': is_noise_BL,
+            'answer_BL': jnp.where(is_trigger_BL, jnp.sum(match_BLk * outs_Bk[:, None], -1), -1),
+            'triggers_Bk': triggers_Bk,
+        }
+        repeated_BL = groups['occurrence_BL'] >= 2
+        mask_BL = {'repeated': repeated_BL, 'visible': groups['visible_BL'], 'all': jnp.ones_like(repeated_BL)}
+        return Batch(tokens_BL, targets_BL, mask_BL[self.loss_on].astype(jnp.float32), groups)
+
+    def metrics(self, logits_BLV: jax.Array, batch: Batch) -> dict[str, jax.Array]:
+        """Loss on the scored positions and off triggers; recall at repeated triggers.
+
+        p_noise and p_correct are the mean probabilities of the noise token and of the trigger's target where the
+        trigger has occurred before; accuracy is the share of those positions whose label is the most likely token.
+        """
+        log_probs_BL = label_log_probs(logits_BLV, batch.targets_BL)
+        occurrence_BL, answer_BL = batch.groups['occurrence_BL'], batch.groups['answer_BL']
+        repeated_BL = occurrence_BL >= 2
+        noise_BL = jnp.full_like(batch.targets_BL, self.noise_id)
+        hit_BL = jnp.argmax(logits_BLV, -1) == batch.targets_BL
+        bins = jnp.arange(1, MAX_OCCURRENCE + 1)
+        by_occurrence = jax.vmap(lambda o: masked_mean(hit_BL, jnp.minimum(occurrence_BL, MAX_OCCURRENCE) == o))(bins)
+        return {
+            'loss': -masked_mean(log_probs_BL, batch.mask_BL),
+            'loss_bigram': -masked_mean(log_probs_BL, occurrence_BL == 0),
+            'accuracy': masked_mean(hit_BL, repeated_BL),
+            'p_noise': masked_mean(jnp.exp(label_log_probs(logits_BLV, noise_BL)), repeated_BL),
+            'p_correct': masked_mean(jnp.exp(label_log_probs(logits_BLV, jnp.maximum(answer_BL, 0))), repeated_BL),
+            'accuracy_by_occurrence': by_occurrence,
+        }
+
+    def baselines(self, state: RecallState, batch: Batch) -> dict[str, jax.Array]:
+        """Exact losses of two reference predictors on the batch.
+
+        loss/bayes knows the training law, the triggers of the sequence and the context; loss/distribution_only knows
+        the law and the triggers, but not what followed them in this sequence. Both follow the noisy law on every
+        split, as a model trained on it does.
+        """
+        bayes_BL, distribution_BL = self.reference_probs(state, batch)
+        return {
+            'loss/bayes': -masked_mean(jnp.log(bayes_BL), batch.mask_BL),
+            'loss/distribution_only': -masked_mean(jnp.log(distribution_BL), batch.mask_BL),
+            'loss_bigram/bayes': -masked_mean(jnp.log(bayes_BL), batch.groups['occurrence_BL'] == 0),
+        }
+
+    def reference_probs(self, state: RecallState, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """Probability of each label (B, L) under the Bayes and the distribution-only predictor of `baselines`.
+
+        After n noise tokens and no other token behind a trigger, Bayes' rule leaves the noise token itself as the
+        target with odds prior(noise) : (1 - prior(noise)) noise_prob^n. One other token behind it gives the target.
+        """
+        tokens_BL, labels_BL, triggers_Bk = batch.tokens_BL, batch.targets_BL, batch.groups['triggers_Bk']
+        alpha = state.noise_prob
+        match_BLk = tokens_BL[:, :, None] == triggers_Bk[:, None]
+        label_is_noise_BL = labels_BL == self.noise_id
+        noise_BLk, other_BLk = (match_BLk & x[:, :, None] for x in (label_is_noise_BL, ~label_is_noise_BL))
+        noises_BL = jnp.sum((jnp.cumsum(noise_BLk, 1) - noise_BLk) * match_BLk, -1)
+        known_BL = jnp.any((jnp.cumsum(other_BLk, 1) - other_BLk > 0) & match_BLk, -1)
+
+        prior_BkV = self.target_prior(state, triggers_Bk)
+        pick = functools.partial(jnp.einsum, 'blk,bk->bl', match_BLk.astype(jnp.float32))
+        prior_noise_BL = pick(prior_BkV[:, :, self.noise_id])
+        prior_label_BLk = jnp.take_along_axis(prior_BkV, labels_BL[:, None], 2).transpose(0, 2, 1)
+        prior_label_BL = jnp.sum(prior_label_BLk * match_BLk, -1)
+
+        rest_BL = (1 - prior_noise_BL) * alpha**noises_BL
+        is_noise_BL = jnp.where(prior_noise_BL > 0, prior_noise_BL / jnp.maximum(prior_noise_BL + rest_BL, 1e-30), 0)
+        share_BL = prior_label_BL / jnp.maximum(1 - prior_noise_BL, 1e-30)
+        guess_BL = jnp.where(label_is_noise_BL, is_noise_BL, share_BL * (1 - is_noise_BL))
+        target_BL = jnp.where(known_BL, labels_BL == batch.groups['answer_BL'], guess_BL)
+
+        is_trigger_BL = jnp.any(match_BLk, -1)
+        text_BL = state.bigram_VV[tokens_BL, labels_BL]
+        mix = lambda p_BL: jnp.where(is_trigger_BL, alpha * label_is_noise_BL + (1 - alpha) * p_BL, text_BL)  # noqa: E731
+        return mix(target_BL), mix(prior_label_BL)
+
+
+def inverse_cdf(cdf, uniform):
+    """Index drawn from unnormalised cumulative weights (..., V) by uniform numbers (...) in [0, 1)."""
+    return jnp.sum(cdf <= uniform[..., None] * cdf[..., -1:], -1, dtype=jnp.int32)
