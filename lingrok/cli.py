@@ -79,6 +79,8 @@ def _config_keys(argv: list[str]) -> list[str]:
 def write_figure(figure, directory: Path, name: str, series: Mapping) -> Path:
     """Writes name.png, name.pdf and the numbers behind them, name.csv (quantity, step, replica, value)."""
     directory.mkdir(parents=True, exist_ok=True)
+    figure.get_layout_engine().execute(figure)
+    figure.set_layout_engine('none')  # laid out once and not once a file
     figure.savefig(directory / f'{name}.pdf')
     figure.savefig(directory / f'{name}.png', dpi=200)
     with (directory / f'{name}.csv').open('w', newline='') as file:

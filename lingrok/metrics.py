@@ -1,10 +1,40 @@
-"""Statistics of measured quantities over replicas. Host arrays in, host arrays out."""
+"""Quantities: of a model on the batches of every split (traced), and their statistics over replicas (on the host)."""
 
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
 import numpy as np
+
+from lingrok import model
+from lingrok.tasks.base import Batch
 
 # 97.5 % quantiles of Student's t distribution for 1, 2, ... degrees of freedom (standard table).
 _T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
          2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)
+
+
+def of_variants(variants: Mapping[str, dict], batches: Mapping[str, Batch], cfg) -> dict[str, jax.Array]:
+    """The metrics of the config's task for several models on the batches of every split.
+
+    variants: name -> params; the metrics of variant '' are 'split/quantity', of the others 'split/quantity/name'.
+    """
+    chosen = list(variants.values())
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *batches.values())
+
+    def measure(index):
+        params = jax.lax.switch(index, [lambda p=p: p for p in chosen])
+
+        def on(batch):
+            return cfg.task.metrics(model.apply(params, batch.tokens_BL, cfg=cfg.model)[0], batch)
+
+        return jax.lax.map(on, stacked)
+
+    # Loops over variants and splits: one forward pass is compiled, whatever their number.
+    table = jax.lax.map(measure, jnp.arange(len(chosen)))
+    return {f'{split}/{quantity}' + (f'/{variant}' if variant else ''): values[v, s]
+            for quantity, values in table.items()
+            for v, variant in enumerate(variants) for s, split in enumerate(batches)}
 
 
 def interval(values: np.ndarray, axis: int = -1) -> tuple[np.ndarray, np.ndarray]:

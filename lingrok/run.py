@@ -29,8 +29,7 @@ import numpy as np
 from etils import epath
 
 import lingrok.tasks  # noqa: F401  registers the tasks
-from lingrok import model, train
-from lingrok.analysis import PROBES
+from lingrok import analysis, model, train
 from lingrok.checkpoint import CheckpointError, Checkpoints
 from lingrok.config import Config, TrainConfig, from_dict, require, run_id, to_dict
 from lingrok.log import MetricsWriter, Progress, Series, read_metrics, write_json
@@ -127,8 +126,7 @@ class _Trainer:
         self.cfg, self.directory = cfg, directory
         self.checkpoints = Checkpoints(directory / 'checkpoints')
         self.capacity = min(MAX_CHUNK, cfg.train.num_steps)
-        probes = PROBES.get(cfg.task.NAME, ())
-        self.programs = train.Programs(cfg, capacity=self.capacity, probes=probes)
+        self.programs = train.Programs(cfg, capacity=self.capacity, **analysis.evaluation(cfg.task.NAME))
         self.saves = save_steps(cfg.train)
         self.nan_steps = np.full(cfg.num_replicas, -1)
         self.signum = 0

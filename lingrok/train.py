@@ -18,12 +18,14 @@ import optax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from lingrok import model, optim
+from lingrok import metrics, model, optim
 from lingrok.config import SEED_STREAMS, VARIABLE_OPTIM, Config
 from lingrok.loss import loss_and_grad
 
 # A probe measures a model beyond the metrics of its task: (params, batches by split, cfg) -> {metric: value}.
 Probe = Callable[[Any, Mapping[str, Any], Config], dict[str, jax.Array]]
+# Edited parameters by name, evaluated beside the model itself: (params, cfg) -> {name: params}.
+Variants = Callable[[Any, Config], dict[str, Any]]
 
 
 class State(NamedTuple):
@@ -93,19 +95,18 @@ def train_chunk(state: State, task_state, settings, num_steps, *, cfg: Config, c
     return jax.lax.fori_loop(0, num_steps, body, (state, jnp.full(capacity, jnp.nan)))
 
 
-def evaluate(params, task_state, settings, *, cfg: Config, probes: tuple[Probe, ...] = ()) -> dict[str, jax.Array]:
-    """Metrics of a replica on the evaluation batch of every split, 'split/quantity', and what the probes measure.
+def evaluate(params, task_state, settings, *, cfg: Config, variants: Variants = lambda params, cfg: {},
+             probes: tuple[Probe, ...] = ()) -> dict[str, jax.Array]:
+    """Metrics of a replica and of edited variants of it on every split, exact baselines, and what the probes measure.
 
     All splits are drawn from the same key, and every evaluation of a run uses the same sequences.
     """
     key = stream_key(settings, 'eval')
-    measured, batches = {}, {}
-    for split in cfg.task.splits:
-        batch = cfg.task.sample(task_state, key, split=split, batch_size=cfg.eval.batch_size)
-        logits_BLV, _ = model.apply(params, batch.tokens_BL, cfg=cfg.model)
-        quantities = cfg.task.metrics(logits_BLV, batch) | cfg.task.baselines(task_state, batch)
-        measured |= {f'{split}/{name}': value for name, value in quantities.items()}
-        batches[split] = batch
+    batches = {split: cfg.task.sample(task_state, key, split=split, batch_size=cfg.eval.batch_size)
+               for split in cfg.task.splits}
+    measured = metrics.of_variants({'': params, **variants(params, cfg)}, batches, cfg)
+    for split, batch in batches.items():
+        measured |= {f'{split}/{name}': value for name, value in cfg.task.baselines(task_state, batch).items()}
     for probe in probes:
         measured |= probe(params, batches, cfg)
     return measured
@@ -118,7 +119,8 @@ class Programs:
     (vmap) or one after the other (map). On a CPU batched small matrices are slower than a loop over plain ones.
     """
 
-    def __init__(self, cfg: Config, *, capacity: int = 1, probes: tuple[Probe, ...] = ()):
+    def __init__(self, cfg: Config, *, capacity: int = 1, **evaluation):
+        """capacity: most steps of a chunk; evaluation: `variants` and `probes` of `evaluate`."""
         self.cfg, self.capacity = cfg, capacity
         num = cfg.num_replicas
         devices = jax.local_devices()
@@ -134,7 +136,7 @@ class Programs:
             shared=1,
             donate_argnums=0,
         )
-        self.evaluate = self._compile(functools.partial(evaluate, cfg=cfg, probes=probes))
+        self.evaluate = self._compile(functools.partial(evaluate, cfg=cfg, **evaluation))
 
     def compile(self, state: State, task_state) -> None:
         """Compiles training and evaluation ahead of time, both at once; without it each compiles when first called."""

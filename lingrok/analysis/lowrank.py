@@ -5,13 +5,11 @@ arXiv 2406.03068 removes the noise association by truncating a feed-forward. A f
 possible rank, min(shape); fraction 1 returns the parameters as they are and 0 removes the matrix.
 """
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from lingrok import model
 from lingrok.config import Config, ModelConfig, parse_truncation, require, suggest, truncatable_roles
 
 
@@ -77,15 +75,12 @@ def truncate(params, cfg: ModelConfig, role: str, layer: int, rank_fraction: flo
     return {**params, block: {**params[block], **edited}}
 
 
-def truncation_probe(params, batches: Mapping, cfg: Config) -> dict[str, jax.Array]:
-    """Metrics of every model of `eval.truncations` on every split: 'split/quantity/blocks.1.mlp_in@0.1'."""
-    spectra, measured = {}, {}
+def truncations(params, cfg: Config) -> dict[str, dict]:
+    """The models of `eval.truncations` by name ('blocks.1.mlp_in@0.1'), at one decomposition a matrix."""
+    spectra, edited = {}, {}
     for entry in cfg.eval.truncations:
         layer, role, fraction = parse_truncation(entry)
         if fraction > 0 and (layer, role) not in spectra:
             spectra[layer, role] = spectrum(params, cfg.model, role, layer)
-        edited = truncate(params, cfg.model, role, layer, fraction, svd=spectra.get((layer, role)))
-        for split, batch in batches.items():
-            quantities = cfg.task.metrics(model.apply(edited, batch.tokens_BL, cfg=cfg.model)[0], batch)
-            measured |= {f'{split}/{name}/{entry}': x for name, x in quantities.items() if x.ndim == 0}
-    return measured
+        edited[entry] = truncate(params, cfg.model, role, layer, fraction, svd=spectra.get((layer, role)))
+    return edited
