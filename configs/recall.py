@@ -49,7 +49,7 @@ def get_config(variant: str = ''):
     config.train.eval_every = 50
     config.train.save_count = 20
     config.eval.batch_size = 512
-    config.eval.truncations = tuple(f'blocks.1.mlp_in@{fraction}' for fraction in (0.0, 0.1, 0.2))
+    config.eval.truncations = tuple(f'blocks.1.mlp_in@{fraction}' for fraction in (0.0, 0.1))
     config.vary.seed.all = (0, 1, 2, 3, 4)
 
     if variant == 'official':
@@ -62,7 +62,7 @@ def get_config(variant: str = ''):
         config.train.batch_size = 64
         config.train.eval_every = 25
         config.train.save_count = 10
-        config.eval.batch_size = 256
+        config.eval.batch_size = 128
         config.vary.seed.all = (0, 1, 2, 3)
     if variant == 'smoke':
         config.task.length = 16

@@ -26,7 +26,7 @@ def of_variants(variants: Mapping[str, dict], batches: Mapping[str, Batch], cfg)
         params = jax.lax.switch(index, [lambda p=p: p for p in chosen])
 
         def on(batch):
-            return cfg.task.metrics(model.apply(params, batch.tokens_BL, cfg=cfg.model)[0], batch)
+            return cfg.task.metrics(_logits(params, batch.tokens_BL, cfg), batch)
 
         return jax.lax.map(on, stacked)
 
@@ -35,6 +35,14 @@ def of_variants(variants: Mapping[str, dict], batches: Mapping[str, Batch], cfg)
     return {f'{split}/{quantity}' + (f'/{variant}' if variant else ''): values[v, s]
             for quantity, values in table.items()
             for v, variant in enumerate(variants) for s, split in enumerate(batches)}
+
+
+def _logits(params, tokens_BL, cfg):
+    """Logits, computed in pieces of the training batch size where that divides: what fits in training fits here."""
+    size, length = tokens_BL.shape
+    piece = cfg.train.batch_size if size % cfg.train.batch_size == 0 else size
+    run = lambda tokens_BL: model.apply(params, tokens_BL, cfg=cfg.model)[0]  # noqa: E731
+    return jax.lax.map(run, tokens_BL.reshape(-1, piece, length)).reshape(size, length, -1)
 
 
 def interval(values: np.ndarray, axis: int = -1) -> tuple[np.ndarray, np.ndarray]:
