@@ -1,0 +1,35 @@
+"""Tests run on a CPU with four virtual devices and share one cache of compiled programs."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import jax
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+jax.config.update('jax_platforms', 'cpu')
+jax.config.update('jax_num_cpu_devices', 4)
+CACHE = Path(os.environ.get('LINGROK_TEST_CACHE', Path(tempfile.gettempdir()) / f'lingrok-test-{jax.__version__}'))
+jax.config.update('jax_compilation_cache_dir', str(CACHE))
+jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.3)
+os.environ['JAX_COMPILATION_CACHE_DIR'] = str(CACHE)  # for the processes that tests start
+os.environ['JAX_PLATFORMS'] = 'cpu'
+
+
+def get_config(name: str):
+    """The ConfigDict of 'recall.py:smoke'."""
+    import importlib.util
+
+    file, _, variant = name.partition(':')
+    spec = importlib.util.spec_from_file_location(Path(file).stem, ROOT / 'configs' / file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.get_config(variant)
+
+
+@pytest.fixture(name='smoke')
+def _smoke():
+    """A ConfigDict small enough for tests."""
+    return get_config('recall.py:smoke')
