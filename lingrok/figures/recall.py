@@ -5,57 +5,71 @@ from collections.abc import Mapping
 from matplotlib.figure import Figure
 
 from lingrok.config import Config
-from lingrok.figures.style import BLUE, GREEN, ORANGE, PURPLE, RED, band, floor, new_figure
+from lingrok.figures.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    SKY,
+    band,
+    finish,
+    floor,
+    new_figure,
+    replicas_note,
+    styled,
+)
 
 
+@styled
 def training(series: Mapping, cfg: Config) -> Figure:
-    """How noise and recall are learned: loss with its floors, predictions on clean data, noise margin, attention.
+    """How noise and recall are learned, in four panels.
+
+    FF: feed-forward. a: loss at the scored positions of noisy data, with the losses of two exact predictors. b: mean probability of the
+    noise token and of the target at repeated triggers of clean data. c: noise logit minus the best other logit when a
+    feed-forward sees the embedding of the trigger alone. d: attention of repeated triggers on what followed the same
+    trigger earlier.
 
     series: the metrics of a run, name -> (steps (T,), values (T, S)). Lines are means over replicas, bands 95 %
-    Student intervals of the mean. Panels whose quantities were not measured stay out.
+    Student intervals of the mean. A curve that was not measured stays out.
     """
-    num_layers = cfg.model.num_layers
-    last = f'blocks.{num_layers - 1}'
-    figure, axes = new_figure(2, 2, height=4.4)
+    layer = cfg.model.num_layers - 1
+    figure, axes = new_figure(2, 2, height=4.8)
     (loss, clean), (margin, attention) = axes
-    replicas = series['noisy/loss'].values.shape[1]
 
     def draw(axis, name, color, label, linestyle='-'):
         if name in series:
             band(axis, *series[name], color=color, label=label, linestyle=linestyle)
 
     draw(loss, 'noisy/loss', BLUE, 'model')
-    for name, label in (('bayes', 'Bayes'), ('distribution_only', 'distribution only')):
-        floor(loss, series[f'noisy/loss/{name}'].values[-1].mean(), label)
-    loss.set_ylabel('loss at repeated triggers (nats)')
+    floor(loss, series['noisy/loss/bayes'].values[-1].mean(), 'Bayes', below=True)
+    floor(loss, series['noisy/loss/distribution_only'].values[-1].mean(), 'distribution only')
+    loss.set_ylabel('loss (nats)')
     loss.set_ylim(bottom=0)
 
-    without = f'{last}.mlp_in@0.0'
-    draw(clean, 'clean/p_noise', RED, 'noise token, full model')
-    draw(clean, f'clean/p_noise/{without}', RED, f'noise token, no feed-forward {num_layers - 1}', '--')
-    draw(clean, 'clean/p_correct', GREEN, 'target, full model')
-    draw(clean, f'clean/p_correct/{without}', GREEN, f'target, no feed-forward {num_layers - 1}', '--')
-    floor(clean, cfg.task.noise_prob, 'noise probability in training')
+    without = f'blocks.{layer}.mlp_in@0.0'
+    draw(clean, 'clean/p_noise', RED, 'noise')
+    draw(clean, 'clean/p_correct', GREEN, 'target')
+    draw(clean, f'clean/p_noise/{without}', RED, f'noise, no FF {layer}', '--')
+    draw(clean, f'clean/p_correct/{without}', GREEN, f'target, no FF {layer}', '--')
+    clean.axhline(cfg.task.noise_prob, color=GREY, linewidth=0.9, linestyle=':', label='noise probability')
     clean.set_ylabel('probability on clean data')
     clean.set_ylim(0, 1)
 
-    for layer, color in zip(range(num_layers), (ORANGE, PURPLE, BLUE, GREEN, RED), strict=False):
-        draw(margin, f'noise_margin/blocks.{layer}', color, f'feed-forward {layer}')
+    for number, color in zip(range(layer + 1), (ORANGE, PURPLE, BLUE, GREEN, RED, SKY), strict=False):
+        draw(margin, f'noise_margin/blocks.{number}', color, f'FF {number}')
     margin.axhline(0, color='black', linewidth=0.5)
-    margin.set_ylabel('noise logit − best other (nats)')
+    margin.set_ylabel('noise margin (nats)')
 
-    draw(attention, f'noisy/attention_target/{last}', GREEN, 'on targets')
-    draw(attention, f'noisy/attention_noise/{last}', RED, 'on noise')
-    draw(attention, f'noisy/attention_uniform/{last}', GREEN, 'on targets, if uniform', ':')
-    attention.set_ylabel(f'attention of triggers, layer {num_layers - 1}')
+    draw(attention, f'noisy/attention_target/blocks.{layer}', GREEN, 'on targets')
+    draw(attention, f'noisy/attention_noise/blocks.{layer}', RED, 'on noise')
+    draw(attention, f'noisy/attention_uniform/blocks.{layer}', GREY, 'on targets if uniform', ':')
+    attention.set_ylabel(f'attention, layer {layer}')
     attention.set_ylim(0, 1)
 
-    for letter, axis in zip('abcd', axes.flat, strict=True):
-        axis.set_title(letter, loc='left', fontweight='bold')
-        axis.set_xlabel('step')
-        axis.set_xlim(left=0)
-        if axis.get_legend_handles_labels()[0]:
-            axis.legend()
-    note = f'{replicas} seeds, 95 % intervals' if replicas > 1 else 'one seed, no error bars'
-    figure.suptitle(f'{cfg.name}: {note}', fontsize=8)
+    for axis in axes.flat:
+        axis.set_xlim(0, cfg.train.num_steps)
+    count = series['noisy/loss'].values.shape[1]
+    finish(figure, axes, xlabel='step', note=f'{cfg.name}: {replicas_note(count)}')
     return figure

@@ -1,5 +1,7 @@
 """One style for all figures: sizes for one and two columns of a paper, colour-blind safe colours, text as text."""
 
+import functools
+
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
@@ -25,17 +27,29 @@ RC = {
     'axes.linewidth': 0.6,
     'lines.linewidth': 1.3,
     'legend.frameon': False,
+    'legend.handlelength': 1.6,
+    'legend.columnspacing': 1.2,
+    'legend.borderaxespad': 0.2,
     'pdf.fonttype': 42,
     'svg.fonttype': 'none',
 }
 
 
+def styled(plot):
+    """Decorator of every figure function: draws it in the style of the project, whatever the user's own settings."""
+
+    @functools.wraps(plot)
+    def draw(*args, **kwargs):
+        with matplotlib.rc_context({**matplotlib.rcParamsDefault, **RC}):
+            return plot(*args, **kwargs)
+
+    return draw
+
+
 def new_figure(rows: int, columns: int, *, width: float = TWO_COLUMNS, height: float) -> tuple[Figure, np.ndarray]:
     """A figure outside pyplot's global state, and its axes as an array (rows, columns)."""
-    with matplotlib.rc_context(RC):
-        figure = Figure(figsize=(width, height), layout='constrained')
-        axes = figure.subplots(rows, columns, squeeze=False)
-    return figure, axes
+    figure = Figure(figsize=(width, height), layout='constrained')
+    return figure, figure.subplots(rows, columns, squeeze=False)
 
 
 def band(axes, steps, values_TS, *, color: str, label: str, linestyle: str = '-') -> None:
@@ -46,8 +60,24 @@ def band(axes, steps, values_TS, *, color: str, label: str, linestyle: str = '-'
         axes.fill_between(steps, mean - half, mean + half, color=color, alpha=0.22, linewidth=0)
 
 
-def floor(axes, value: float, label: str, *, linestyle: str = ':') -> None:
-    """A horizontal reference line, written on at its right end."""
-    axes.axhline(value, color=GREY, linewidth=0.9, linestyle=linestyle)
-    axes.annotate(label, (1, value), xycoords=('axes fraction', 'data'), xytext=(-2, 2), textcoords='offset points',
-                  ha='right', va='bottom', fontsize=6.5, color=GREY)
+def floor(axes, value: float, label: str, *, below: bool = False) -> None:
+    """A horizontal reference line with its name at the right end, above or below it."""
+    axes.axhline(value, color=GREY, linewidth=0.9, linestyle=':')
+    axes.annotate(label, (1, value), xycoords=('axes fraction', 'data'), xytext=(-2, -2 if below else 2),
+                  textcoords='offset points', ha='right', va='top' if below else 'bottom', fontsize=6.5, color=GREY)
+
+
+def finish(figure: Figure, axes, *, xlabel: str, note: str) -> None:
+    """Letters, a legend above each panel, the label of the x axes, and what the error bars are."""
+    for letter, axis in zip('abcdefghijklmnop', np.ravel(axes), strict=False):
+        axis.annotate(letter, (0, 1), xycoords='axes fraction', xytext=(-28, 6), textcoords='offset points',
+                      fontweight='bold', fontsize=9)
+        axis.set_xlabel(xlabel)
+        handles, labels = axis.get_legend_handles_labels()
+        if handles:
+            axis.legend(handles, labels, loc='lower left', bbox_to_anchor=(0, 1.0), ncols=2 + (len(labels) > 4))
+    figure.suptitle(note, fontsize=8)
+
+
+def replicas_note(count: int) -> str:
+    return f'mean of {count} seeds, 95 % intervals' if count > 1 else 'one seed, no error bars'
