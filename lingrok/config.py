@@ -165,24 +165,28 @@ def _nearest_divisor(number: int, wanted: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class OptimConfig:
-    """Optimiser and schedule. Learning rate, momentum and weight decay are traced: a sweep over them compiles once."""
+    """Optimiser and schedule. Rates, momentum and weight decays are traced: a sweep over them compiles once."""
 
     SECTION: ClassVar[str] = 'optim'
 
-    optimizer: str = key('sgd', 'SGD with momentum and L2 in the gradient, or AdamW with decoupled decay',
-                         choices=('sgd', 'adamw'))
+    optimizer: str = key('sgd', 'SGD with momentum and L2 in the gradient, AdamW with decoupled decay, or Muon on the '
+                         'matrices of the blocks beside AdamW on the rest', choices=('sgd', 'adamw', 'muon'))
     learning_rate: float = key(0.03, 'peak learning rate', low=0.0)
-    momentum: float = key(0.9, 'SGD: buffer = momentum * buffer + gradient', low=0.0, high=1.0)
+    momentum: float = key(0.9, 'SGD and Muon: buffer = momentum * buffer + gradient', low=0.0, high=1.0)
     b1: float = key(0.9, 'AdamW: decay of the first moment', low=0.0, high=1.0)
     b2: float = key(0.98, 'AdamW: decay of the second moment', low=0.0, high=1.0)
     eps: float = key(1e-8, 'AdamW: added to the root of the second moment', low=0.0)
     weight_decay: float = key(1e-4, 'SGD: added to the gradient times the parameter; AdamW: decoupled', low=0.0)
+    adam_learning_rate: float = key(0.003, 'Muon: peak learning rate of AdamW on the rest', low=0.0)
+    adam_weight_decay: float = key(0.3, 'Muon: decoupled decay of AdamW on the rest', low=0.0)
     decay: tuple[str, ...] = key(('*',), 'parameters that decay: patterns of names such as blocks.*.mlp_in')
     frozen: tuple[str, ...] = key((), 'parameters that stay at their initial values: patterns of names')
     warmup_steps: int = key(0, 'linear rise of the learning rate from warmup_from to 1', low=0)
     warmup_from: float = key(0.0, 'multiplier of the learning rate at step 0 of the warm-up', low=0.0, high=1.0)
-    schedule: str = key('constant', 'after the warm-up', choices=('constant', 'cosine'))
-    floor: float = key(0.1, 'cosine: multiplier of the learning rate at the last step', low=0.0, high=1.0)
+    schedule: str = key('constant', 'after the warm-up: constant, cosine to the floor, or constant and then linear to '
+                        'the floor (warm-up-stable-decay)', choices=('constant', 'cosine', 'wsd'))
+    floor: float = key(0.1, 'cosine, wsd: multiplier of the learning rate at the last step', low=0.0, high=1.0)
+    decay_share: float = key(0.3, 'wsd: share of the steps in which the learning rate falls', low=0.0, high=1.0)
 
     def __post_init__(self):
         check_fields(self)
@@ -279,7 +283,7 @@ def register_task(name: str):
 
 
 SECTIONS = {'model': ModelConfig, 'optim': OptimConfig, 'train': TrainConfig, 'eval': EvalConfig, 'seed': SeedConfig}
-VARIABLE_OPTIM = ('learning_rate', 'momentum', 'weight_decay')
+VARIABLE_OPTIM = ('learning_rate', 'momentum', 'weight_decay', 'adam_learning_rate', 'adam_weight_decay')
 SEED_STREAMS = tuple(field.name for field in dataclasses.fields(SeedConfig))
 
 
@@ -299,6 +303,11 @@ class Config:
     @property
     def num_replicas(self) -> int:
         return max([1, *(len(values) for values in self.vary.values())])
+
+    def task_of(self, replica: int):
+        """The task with the values that this replica has."""
+        own = {name: self.vary[f'task.{name}'][replica] for name in self.task.VARIABLE if f'task.{name}' in self.vary}
+        return dataclasses.replace(self.task, **own)
 
     def coordinates(self) -> dict[str, tuple]:
         """Every variable setting of every replica: name -> S values (seed streams, optimiser and task values)."""
@@ -361,6 +370,8 @@ def from_dict(tree: Mapping) -> Config:
         model = dataclasses.replace(model, **{field: given or needed})
     parts['model'] = model
     config = Config(name=name, task=task, vary=_vary(_section(tree, 'vary'), task, parts), **parts)
+    for replica in range(config.num_replicas):
+        config.task_of(replica).check_batch(config.train.batch_size)
     for layer, role, _ in map(parse_truncation, config.eval.truncations):
         require(layer < model.num_layers, f'eval.truncations names layer {layer}; allowed: 0 to {model.num_layers - 1}')
         allowed = truncatable_roles(model, layer)

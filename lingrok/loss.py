@@ -1,5 +1,7 @@
 """The one loss: mean cross-entropy over the positions that the task scores, and its gradient."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 
@@ -7,7 +9,7 @@ from lingrok import model, optim
 from lingrok.config import ModelConfig
 from lingrok.tasks.base import Batch, label_log_probs
 
-SHARES = (6, 3, 1)  # the tail of the model is computed for a sixth, a third or all of the positions
+SHARES = (0.17, 0.37, 1)  # of the positions: for one of these the tail of the model is computed
 
 
 def cross_entropy(logits: jax.Array, targets: jax.Array, weights: jax.Array) -> jax.Array:
@@ -43,7 +45,7 @@ def loss_and_grad(trainable, frozen, batch: Batch, *, cfg: ModelConfig, skip: bo
 
     inputs = (trainable, h_BLD.reshape(-1, h_BLD.shape[-1]), z_BLHK.reshape(-1, *z_BLHK.shape[2:]))
     if skip:
-        sizes = sorted({-(-weights.size // share) for share in SHARES})
+        sizes = sorted({math.ceil(weights.size * share) for share in SHARES})
         smallest = jnp.searchsorted(jnp.array(sizes), count)
         loss, grads = jax.lax.switch(smallest, [tail_loss(size) for size in sizes], *inputs)
     else:

@@ -10,16 +10,17 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 
 from lingrok import names
 from lingrok.config import OptimConfig, require, suggest
 
 
 def make_optimizer(cfg: OptimConfig, num_steps: int, values: Mapping[str, jax.Array]) -> optax.GradientTransformation:
-    """The optimiser for `values`, which holds learning_rate, momentum and weight_decay as scalars."""
+    """The optimiser for `values`: the entries of `config.VARIABLE_OPTIM` as scalars, which may be traced."""
 
-    def learning_rate(step):
-        return values['learning_rate'] * schedule(cfg, num_steps, step)
+    def rate(name):
+        return lambda step: values[name] * schedule(cfg, num_steps, step)
 
     def decayed(params):
         return match(params, cfg.decay)
@@ -29,25 +30,48 @@ def make_optimizer(cfg: OptimConfig, num_steps: int, values: Mapping[str, jax.Ar
         return optax.chain(
             optax.add_decayed_weights(values['weight_decay'], mask=decayed),
             optax.trace(values['momentum']),
-            optax.scale_by_learning_rate(learning_rate),
+            optax.scale_by_learning_rate(rate('learning_rate')),
+        )
+    if cfg.optimizer == 'muon':
+        return optax.contrib.muon(
+            rate('learning_rate'),
+            beta=values['momentum'],
+            weight_decay=values['weight_decay'],
+            weight_decay_mask=decayed,
+            adam_learning_rate=rate('adam_learning_rate'),
+            adam_weight_decay=values['adam_weight_decay'],
+            adam_b1=cfg.b1,
+            adam_b2=cfg.b2,
+            eps=cfg.eps,
+            muon_weight_dimension_numbers=_muon_matrices,
         )
     return optax.chain(
         optax.scale_by_adam(cfg.b1, cfg.b2, cfg.eps),
         optax.add_decayed_weights(values['weight_decay'], mask=decayed),
-        optax.scale_by_learning_rate(learning_rate),
+        optax.scale_by_learning_rate(rate('learning_rate')),
     )
 
 
 def schedule(cfg: OptimConfig, num_steps: int, step) -> jax.Array:
-    """Multiplier of the learning rate at `step`: linear warm-up, then constant or cosine to `floor` at num_steps."""
+    """Multiplier of the learning rate at `step` (updates done): linear warm-up, then what `cfg.schedule` says."""
     step = jnp.asarray(step, jnp.float32)
     rise = jnp.minimum(step / max(cfg.warmup_steps, 1), 1) if cfg.warmup_steps else jnp.ones_like(step)
     warm = cfg.warmup_from + (1 - cfg.warmup_from) * rise
     if cfg.schedule == 'constant':
         return warm
+    if cfg.schedule == 'wsd':
+        length = max(cfg.decay_share * num_steps, 1)
+        fall = jnp.clip((step - (num_steps - length)) / length, 0, 1)
+        return warm * (1 - (1 - cfg.floor) * fall)
     left = max(num_steps - cfg.warmup_steps, 1)
     progress = jnp.clip((step - cfg.warmup_steps) / left, 0, 1)
     return warm * (cfg.floor + (1 - cfg.floor) * (1 + jnp.cos(jnp.pi * progress)) / 2)
+
+
+def _muon_matrices(params):
+    """Muon's own description of which axes of a parameter form a matrix; None where AdamW serves."""
+    matrix = optax.contrib.MuonDimensionNumbers(0, 1)
+    return _map_names(lambda name, _: matrix if name.split('.')[-1] in names.MATRIX_ROLES else None, params)
 
 
 def match(params, patterns: Sequence[str]):

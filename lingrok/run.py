@@ -385,7 +385,8 @@ class Run:
 
     def sample(self, key, *, split: str, batch_size: int, replica: int = 0):
         """A batch of this run's task."""
-        require(split in self.task.splits, f'split {split!r}; allowed: {", ".join(self.task.splits)}')
+        allowed = ('train', *self.task.splits)
+        require(split in allowed, f'split {split!r}; allowed: {", ".join(allowed)}')
         return self.task.sample(self.task_state(replica), key, split=split, batch_size=batch_size)
 
     def apply(self, tokens_BL, *, step: int | None = None, replica: int = 0, hooks=None, capture=()):

@@ -67,7 +67,7 @@ def train_step(state: State, task_state, settings, *, cfg: Config, skip: bool) -
     A replica whose loss or update is not finite keeps the last sound parameters for good, and its loss reads NaN.
     """
     key = jax.random.fold_in(stream_key(settings, 'batch'), state.step)
-    batch = cfg.task.sample(task_state, key, split=cfg.task.splits[0], batch_size=cfg.train.batch_size)
+    batch = cfg.task.sample(task_state, key, split='train', batch_size=cfg.train.batch_size, step=state.step)
     trainable, frozen = optim.split(state.params, cfg.optim.frozen)
     loss, grads = loss_and_grad(trainable, frozen, batch, cfg=cfg.model, skip=skip)
     updates, opt_state = _optimizer(settings, cfg).update(grads, state.opt_state, trainable)

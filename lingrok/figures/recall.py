@@ -26,10 +26,10 @@ from lingrok.figures.style import (
 def training(series: Mapping, cfg: Config) -> Figure:
     """How noise and recall are learned, in four panels.
 
-    FF: feed-forward. a: loss at the scored positions of noisy data, with the losses of two exact predictors. b: mean probability of the
-    noise token and of the target at repeated triggers of clean data. c: noise logit minus the best other logit when a
-    feed-forward sees the embedding of the trigger alone. d: attention of repeated triggers on what followed the same
-    trigger earlier.
+    FF: feed-forward. a: loss at the scored positions of noisy data, with the losses of two exact predictors. b: mean
+    probability of the noise token and of the target at repeated triggers of clean data. c: noise logit minus the best
+    other logit when a feed-forward sees the embedding of the trigger alone. d: attention of repeated triggers on what
+    followed the same trigger earlier.
 
     series: the metrics of a run, name -> (steps (T,), values (T, S)). Lines are means over replicas, bands 95 %
     Student intervals of the mean. A curve that was not measured stays out.

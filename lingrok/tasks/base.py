@@ -26,13 +26,13 @@ class Batch(NamedTuple):
 
 
 class Task(Protocol):
-    """The contract. `splits[0]` is the law of training; the model is evaluated on every split."""
+    """The contract. Training samples the split 'train'; the model is evaluated on every one of `splits`."""
 
     NAME: ClassVar[str]
     VARIABLE: ClassVar[tuple[str, ...]]
     FILES: ClassVar[tuple[str, ...]]  # fields that may hold the path of a file
-    splits: ClassVar[tuple[str, ...]]
-    headline: ClassVar[tuple[str, ...]]  # names of the metrics that sum up a run
+    splits: tuple[str, ...]
+    headline: tuple[str, ...]  # names of the metrics that sum up a run
 
     @property
     def vocab_size(self) -> int: ...
@@ -43,7 +43,11 @@ class Task(Protocol):
     def init(self, key: jax.Array, **variable) -> Any:
         """The pools of the task as arrays; `variable` replaces the fields named in VARIABLE by traced values."""
 
-    def sample(self, state: Any, key: jax.Array, *, split: str, batch_size: int) -> Batch: ...
+    def sample(self, state: Any, key: jax.Array, *, split: str, batch_size: int, step=0) -> Batch:
+        """A batch of a split. `step` is the training step, for what changes along training (weights, curricula)."""
+
+    def check_batch(self, batch_size: int) -> None:
+        """Raises ConfigError if the training law cannot fill a batch of this size."""
 
     def metrics(self, logits_BLV: jax.Array, batch: Batch) -> dict[str, jax.Array]: ...
 

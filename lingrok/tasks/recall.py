@@ -85,6 +85,9 @@ class Recall:
                     f'triggers {[symbols[i] for i in self.fixed_triggers]}; allowed: any other symbol; try extra, or '
                     'another task.trigger_offset')
 
+    def check_batch(self, batch_size: int) -> None:
+        """Any batch size will do."""
+
     @property
     def table_counts(self) -> bigrams.BigramTable | None:
         """The counts of a table of real text, None for the others."""
@@ -164,8 +167,8 @@ class Recall:
         total_Bk1 = jnp.sum(weights_BkV, -1, keepdims=True)
         return jnp.where(total_Bk1 > 0, weights_BkV / jnp.where(total_Bk1 > 0, total_Bk1, 1), uniform_BkV)
 
-    def sample(self, state: RecallState, key: jax.Array, *, split: str, batch_size: int) -> Batch:
-        """A batch of the law `split`. With the same key the noisy and the clean batch share every other draw.
+    def sample(self, state: RecallState, key: jax.Array, *, split: str, batch_size: int, step=0) -> Batch:
+        """A batch of the training law ('train' or 'noisy') or a clean one; with one key they share every other draw.
 
         groups: occurrence_BL (0 off triggers, else 1, 2, ... within the sequence), visible_BL (the target of this
         trigger has been shown), is_noise_BL (the label is a noise draw), answer_BL (the target of the trigger, -1 off
@@ -186,7 +189,7 @@ class Recall:
         prior_BkV = self.target_prior(state, triggers_Bk)
         outs_Bk = inverse_cdf(cumulative(prior_BkV), target_Bk)
         first_B = inverse_cdf(state.unigram_cdf_V, first_B[:, 0])
-        noise_BL = noise_BL < (state.noise_prob if split == 'noisy' else 0.0)
+        noise_BL = noise_BL < (state.noise_prob if split != 'clean' else 0.0)
 
         def step(carry, draws):
             token_B, count_Bk, shown_Bk = carry
