@@ -11,6 +11,7 @@ import difflib
 import hashlib
 import json
 import math
+import sys
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,7 +29,8 @@ class ConfigError(ValueError):
 def suggest(word: str, allowed) -> str:
     """The tail of an error about an unknown word: the nearest allowed one, and all of them."""
     near = difflib.get_close_matches(str(word), list(allowed), 1)
-    return (f'did you mean {near[0]!r}? ' if near else '') + f'Allowed: {", ".join(allowed)}'
+    shown = (repr(x) if not x.isprintable() or x in ' ,' else x for x in allowed)
+    return (f'did you mean {near[0]!r}? ' if near else '') + f'Allowed: {", ".join(shown)}'
 
 
 def require(condition: bool, message: str) -> None:
@@ -66,8 +68,8 @@ def _coerce(value, kind, where: str):
     if typing.get_origin(kind) is tuple:
         require(isinstance(value, (tuple, list)), f'{where}={value!r} is not a tuple; try ({value!r},)')
         return tuple(_coerce(item, typing.get_args(kind)[0], f'{where}[{i}]') for i, item in enumerate(value))
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+    if kind is float and type(value) is int:
+        value = float(value) if abs(value) <= sys.float_info.max else math.inf
     require(type(value) is kind, f'{where}={value!r} has type {type(value).__name__}; allowed: {kind.__name__}')
     require(kind is not float or math.isfinite(value), f'{where}={value!r} is not finite; give a finite number')
     return value
@@ -210,6 +212,9 @@ class TrainConfig:
     layout: str = key('auto', 'replicas of one device side by side (vmap) or one after the other (map); auto: map on '
                       'a CPU, vmap elsewhere. Never changes what a replica computes',
                       choices=('auto', 'vmap', 'map'))
+    parallel: str = key('replicas', 'what is spread over several devices: the replicas, or each batch of every replica '
+                        '(for models too large to have several on a device; the same numbers up to rounding)',
+                        choices=('replicas', 'batch'))
 
     def __post_init__(self):
         check_fields(self)
@@ -284,6 +289,7 @@ def register_task(name: str):
 
 SECTIONS = {'model': ModelConfig, 'optim': OptimConfig, 'train': TrainConfig, 'eval': EvalConfig, 'seed': SeedConfig}
 VARIABLE_OPTIM = ('learning_rate', 'momentum', 'weight_decay', 'adam_learning_rate', 'adam_weight_decay')
+NOT_HASHED = ('layout', 'parallel')  # keys of train that change no number beyond rounding
 SEED_STREAMS = tuple(field.name for field in dataclasses.fields(SeedConfig))
 
 
@@ -303,6 +309,15 @@ class Config:
     @property
     def num_replicas(self) -> int:
         return max([1, *(len(values) for values in self.vary.values())])
+
+    def groups(self) -> dict[str, list[int]]:
+        """Replicas that differ in seeds only, by their common setting: 'num_tasks=8' -> [1, 3, 5]; '' if all do."""
+        own = {name: values for name, values in self.vary.items() if name.partition('.')[0] != 'seed'}
+        found: dict[str, list[int]] = {}
+        for replica in range(self.num_replicas):
+            label = ', '.join(f'{name.partition(".")[2]}={values[replica]:g}' for name, values in own.items())
+            found.setdefault(label, []).append(replica)
+        return found
 
     def task_of(self, replica: int):
         """The task with the values that this replica has."""
@@ -343,7 +358,7 @@ def _as_dict(config) -> dict:
 
 
 def task_class(name) -> type:
-    require(name in TASKS, f'task.name={name!r} is unknown; {suggest(name, TASKS)}')
+    require(isinstance(name, str) and name in TASKS, f'task.name={name!r} is unknown; {suggest(name, TASKS)}')
     return TASKS[name]
 
 
@@ -380,8 +395,12 @@ def from_dict(tree: Mapping) -> Config:
 
 
 def truncatable_roles(cfg: ModelConfig, layer: int) -> tuple[str, ...]:
-    """Roles of `layer` that can be truncated: its matrices, and `ov`, the product of the value and output matrices."""
-    attention = ('ov',) if cfg.value_output == 'merged' else ('v', 'o', 'ov')
+    """Roles of `layer` that can be truncated: its matrices, and `ov`, the product of the value and output matrices.
+
+    Heads that share a value matrix have no `ov`: the products cannot be truncated apart.
+    """
+    factored = ('v', 'o', 'ov') if cfg.num_kv_heads == cfg.num_heads else ('v', 'o')
+    attention = ('ov',) if cfg.value_output == 'merged' else factored
     return (*(('q',) if cfg.query == 'full' else ()), 'k', *attention, *names.MLP_KINDS[cfg.mlp_kind[layer]][0])
 
 
@@ -438,7 +457,9 @@ def to_dict(config: Config) -> dict:
 def run_id(config: Config) -> str:
     """Eight hex digits that change with every number of the config that changes a result, and with nothing else."""
     tree = to_dict(config)
-    del tree['name'], tree['format_version'], tree['train']['layout']
+    del tree['name'], tree['format_version']
+    for name in NOT_HASHED:
+        del tree['train'][name]
     for field in config.task.FILES:
         path = Path(tree['task'][field])
         if path.is_file():  # the content counts, not the place

@@ -3,6 +3,6 @@
 TRAINING names, for each task, the figure that a finished run ends with: (metrics of the run, config) -> Figure.
 """
 
-from lingrok.figures import recall
+from lingrok.figures import modular, recall
 
-TRAINING = {'recall': recall.training}
+TRAINING = {'modular': modular.training, 'recall': recall.training}
