@@ -32,8 +32,6 @@ def matrix(params, cfg: ModelConfig, role: str, layer: int) -> jax.Array:
     heads, width = cfg.num_heads, cfg.d_model
     if cfg.value_output == 'merged':
         return block['ov'].reshape(width, heads, width).transpose(1, 0, 2)
-    require(cfg.num_kv_heads == heads, f'role ov with {cfg.num_kv_heads} key-value heads for {heads} heads: heads that '
-            'share a value matrix cannot be truncated apart; try v or o')
     v_HDK = block['v'].reshape(width, heads, cfg.d_head).transpose(1, 0, 2)
     return v_HDK @ block['o'].reshape(heads, cfg.d_head, width)
 

@@ -75,7 +75,11 @@ class Recall:
         require(self.noise_token == 'extra' or self.noise_token in symbols, f'task.noise_token={self.noise_token!r} is '
                 f'not in the table {self.table!r}; {suggest(self.noise_token, ("extra", *symbols))!s}')
         usable = self.table_vocab - (self.noise_token != 'extra')
+        require(usable >= 2, f'the table {self.table!r} has 2 tokens, the noise among them; allowed: at least 3; try a '
+                'larger table or task.noise_token=extra')
         skipped = self.trigger_offset if self.trigger_mode == 'fixed' else 0
+        require(skipped <= usable - 2, f'task.trigger_offset={skipped} skips too many of the {self.table_vocab} tokens '
+                f'of the table {self.table!r}; allowed: 0 to {usable - 2}; try a larger table')
         most = usable - 1 - skipped
         require(self.num_triggers <= most, f'task.num_triggers={self.num_triggers} is too many for the '
                 f'{self.table_vocab} tokens of the table {self.table!r}; allowed: 1 to {most} (trigger_offset and the '
