@@ -178,6 +178,7 @@ class Recall:
         trigger has been shown), is_noise_BL (the label is a noise draw), answer_BL (the target of the trigger, -1 off
         triggers), triggers_Bk.
         """
+        state = jax.tree.map(jnp.asarray, state)  # that of a loaded run is numpy, which a scan cannot index
         trigger_key, key = jax.random.split(key)
         # One draw and not five: XLA takes half a second to compile each draw.
         k, length = self.num_triggers, self.length
