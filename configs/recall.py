@@ -6,6 +6,7 @@ later, and removing that feed-forward removes the noise.
     python experiments/train.py --config=configs/recall.py:demo     4 seeds, about two minutes on two cores
     python experiments/train.py --config=configs/recall.py          the size of the official script; for a GPU
     python experiments/train.py --config=configs/recall.py:smoke    seconds; tests use it
+    python experiments/sweep.py --config=configs/recall.py:demo     noise probabilities x learning rates x the seeds
 
 `:official` is the paper-scale run with the quirks of the official generator: targets may be the trigger or the noise
 token. Expected in the demo: the loss falls to the distribution-only plateau within 100 steps, when the noise margin of
@@ -14,8 +15,16 @@ data is about the noise probability with the feed-forward, and far below it with
 """
 
 from lingrok import config as lingrok_config
+from lingrok.sweep import grid
 
 VARIANTS = ('', 'demo', 'smoke', 'official')
+
+
+def get_sweep(variant: str = ''):
+    """Points of experiments/sweep.py, each with the seeds of the config."""
+    if variant == 'smoke':
+        return grid({'task.noise_prob': (0.3, 0.7)})
+    return grid({'task.noise_prob': (0.1, 0.3, 0.5, 0.7), 'optim.learning_rate': (0.01, 0.03, 0.1)})
 
 
 def get_config(variant: str = ''):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from absl import flags
 
-EXIT_USAGE, EXIT_NAN = 2, 4  # after a signal: 128 + its number, as a shell expects
+EXIT_FAILED, EXIT_USAGE, EXIT_NAN = 1, 2, 4  # after a signal: 128 + its number, as a shell expects
 
 
 def main(run: Callable[[], int | None], argv: list[str] | None = None) -> None:

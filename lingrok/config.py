@@ -254,6 +254,27 @@ def parse_truncation(entry: str) -> tuple[int, str, float]:
 
 
 @dataclasses.dataclass(frozen=True)
+class SlurmConfig:
+    """What a task of a SLURM job array asks for; used by experiments/sweep.py --launcher=slurm alone."""
+
+    SECTION: ClassVar[str] = 'slurm'
+
+    minutes: int = key(60, 'time limit of a task; a program that needs longer is queued again and goes on', low=1)
+    partition: str = key('', 'partition; empty: that of the cluster')
+    gpus: int = key(0, 'GPUs a task', low=0)
+    cpus: int = key(1, 'cores a task', low=1)
+    memory_gb: int = key(0, 'host memory a task, GB; 0: that of the cluster', low=0)
+    parallel: int = key(0, 'tasks that run at once, at most; 0: as many as the cluster lets', low=0)
+    sbatch: tuple[str, ...] = key((), "more options of sbatch, such as '--account=mine'")
+    setup: tuple[str, ...] = key((), "shell lines before the program starts, such as 'module load cuda'")
+
+    def __post_init__(self):
+        check_fields(self)
+        for option in self.sbatch:
+            require(option.startswith('--'), f'slurm.sbatch holds {option!r}; allowed: --option=value or --option')
+
+
+@dataclasses.dataclass(frozen=True)
 class SeedConfig:
     """Four independent streams of random numbers. No stream ever reads another's seed."""
 
@@ -287,7 +308,8 @@ def register_task(name: str):
     return add
 
 
-SECTIONS = {'model': ModelConfig, 'optim': OptimConfig, 'train': TrainConfig, 'eval': EvalConfig, 'seed': SeedConfig}
+SECTIONS = {'model': ModelConfig, 'optim': OptimConfig, 'train': TrainConfig, 'eval': EvalConfig, 'seed': SeedConfig,
+            'slurm': SlurmConfig}
 VARIABLE_OPTIM = ('learning_rate', 'momentum', 'weight_decay', 'adam_learning_rate', 'adam_weight_decay')
 NOT_HASHED = ('layout', 'parallel')  # keys of train that change no number beyond rounding
 SEED_STREAMS = tuple(field.name for field in dataclasses.fields(SeedConfig))
@@ -304,6 +326,7 @@ class Config:
     train: TrainConfig
     eval: EvalConfig
     seed: SeedConfig
+    slurm: SlurmConfig
     vary: Mapping[str, tuple]
 
     @property
@@ -457,7 +480,7 @@ def to_dict(config: Config) -> dict:
 def run_id(config: Config) -> str:
     """Eight hex digits that change with every number of the config that changes a result, and with nothing else."""
     tree = to_dict(config)
-    del tree['name'], tree['format_version']
+    del tree['name'], tree['format_version'], tree['slurm']
     for name in NOT_HASHED:
         del tree['train'][name]
     for field in config.task.FILES:

@@ -4,6 +4,7 @@
 with an axis (accuracy by occurrence) are in `arrays/<step>.npz`, replica axis first.
 """
 
+import contextlib
 import io
 import json
 import os
@@ -31,7 +32,7 @@ class MetricsWriter:
         """Opens the metrics of a run for appending. Lines beyond step `after`, and half lines, are dropped."""
         self.path, self.arrays = directory / 'metrics.jsonl', directory / 'arrays'
         kept = [] if after is None else [row for row in _rows(self.path) if row['step'] <= after]
-        _write_atomically(self.path, ''.join(json.dumps(row) + '\n' for row in kept).encode())
+        write_atomically(self.path, ''.join(json.dumps(row) + '\n' for row in kept).encode())
         for path in self.arrays.glob('*'):
             if after is None or not path.stem.isdigit() or int(path.stem) > after:
                 path.unlink()
@@ -45,7 +46,7 @@ class MetricsWriter:
             self.arrays.mkdir(exist_ok=True)
             buffer = io.BytesIO()
             np.savez_compressed(buffer, **arrays)
-            _write_atomically(self.arrays / f'{step}.npz', buffer.getvalue())
+            write_atomically(self.arrays / f'{step}.npz', buffer.getvalue())
         row = {'step': step} | {name: [_number(x) for x in value] for name, value in sorted(scalars.items())}
         self._file.write(json.dumps(row, allow_nan=False) + '\n')
 
@@ -58,9 +59,14 @@ class MetricsWriter:
         self.flush()
         self._file.close()
 
+    def abandon(self) -> None:
+        """Closes after an error. On a full disk this fails as the write before it did, which is the one to report."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
 
 def read_metrics(directory) -> dict[str, Series]:
-    """Every quantity of a run directory by name. A half line at the end, left by a kill, is ignored."""
+    """Every quantity of a run directory by name. What a kill left at the end, half a line, is ignored."""
     directory = epath.Path(directory)
     columns: dict[str, tuple[list, list]] = {}
 
@@ -86,10 +92,13 @@ def _rows(path) -> list[dict]:
     if not path.exists():
         return []
     rows = []
-    for line in path.read_text().splitlines(keepends=True):
-        if not line.endswith('\n'):
+    for line in path.read_bytes().splitlines(keepends=True):
+        if not line.endswith(b'\n'):
             break
-        rows.append(json.loads(line))
+        try:
+            rows.append(json.loads(line))
+        except ValueError:  # a crash of the machine can leave any bytes where lines had not reached the disk
+            break
     return rows
 
 
@@ -98,7 +107,8 @@ def _number(x) -> float | None:
     return float(f'{x:.7g}') if np.isfinite(x) else None
 
 
-def _write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
+    """Writes a file so that it is the old or the new one, never half of it."""
     temporary = path.with_name(path.name + '.tmp')
     with temporary.open('wb') as file:
         file.write(content)
@@ -109,15 +119,15 @@ def _write_atomically(path: Path, content: bytes) -> None:
 
 def write_json(path: Path, tree) -> None:
     """Writes JSON so that the file is the old or the new one, never half of it."""
-    _write_atomically(path, (json.dumps(tree, indent=1) + '\n').encode())
+    write_atomically(path, (json.dumps(tree, indent=1) + '\n').encode())
 
 
 class Progress:
     """A bar on a terminal, plain lines elsewhere. Everything goes to stderr; stdout is for results."""
 
-    def __init__(self, total: int, initial: int = 0):
-        self._start, self._bar = time.monotonic(), None
-        if sys.stderr.isatty():
+    def __init__(self, total: int, initial: int = 0, *, quiet: bool = False):
+        self._start, self._bar, self._quiet = time.monotonic(), None, quiet
+        if sys.stderr.isatty() and not quiet:
             from tqdm.auto import tqdm
 
             self._bar = tqdm(total=total, initial=initial, unit='step', dynamic_ncols=True)
@@ -129,7 +139,7 @@ class Progress:
     def say(self, line: str) -> None:
         if self._bar is not None:
             self._bar.write(line, file=sys.stderr)
-        else:
+        elif not self._quiet:
             print(f'[{time.monotonic() - self._start:6.1f} s] {line}', file=sys.stderr, flush=True)
 
     def close(self) -> None:

@@ -19,19 +19,21 @@ import platform
 import shutil
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 
 import jax
 import numpy as np
 from etils import epath
+from jax.experimental import multihost_utils
 
 import lingrok.tasks  # noqa: F401  registers the tasks
 from lingrok import analysis, model, train
 from lingrok.checkpoint import CheckpointError, Checkpoints
-from lingrok.config import Config, TrainConfig, from_dict, require, run_id, to_dict
+from lingrok.config import NOT_HASHED, Config, TrainConfig, from_dict, require, run_id, to_dict
 from lingrok.log import MetricsWriter, Progress, Series, read_metrics, write_json
 from lingrok.metrics import text
 
@@ -62,6 +64,11 @@ def save_steps(cfg: TrainConfig) -> list[int]:
     return sorted({0, cfg.num_steps, *inner})
 
 
+def capacity(cfg: TrainConfig) -> int:
+    """Most steps of a chunk."""
+    return min(MAX_CHUNK, cfg.num_steps)
+
+
 def default_directory(cfg: Config) -> Path:
     return Path('runs') / f'{cfg.name}-{run_id(cfg)}'
 
@@ -73,12 +80,36 @@ def execute(cfg: Config, directory) -> 'Run':
     Interrupted after a signal, OSError when the disk cannot be written.
     """
     directory = Path(directory).absolute()
-    directory.mkdir(parents=True, exist_ok=True)
-    with _locked(directory):
-        _claim(cfg, directory)
-        if not (directory / 'DONE').exists():
+    with contextlib.ExitStack() as held:
+
+        def claim() -> bool:
+            directory.mkdir(parents=True, exist_ok=True)
+            _refuse_foreign(directory)
+            held.enter_context(_locked(directory))
+            _claim(cfg, directory)
+            return (directory / 'DONE').exists()
+
+        if not on_first_process(claim):
             _Trainer(cfg, directory).train()
     return load_run(directory)
+
+
+def on_first_process(fn: Callable[[], int | None]) -> int:
+    """Calls `fn` in process 0 while the others wait. All have its result, and where it fails, all fail."""
+    if jax.process_count() == 1:
+        return int(fn() or 0)
+    result, error = 0, None
+    if jax.process_index() == 0:
+        try:
+            result = int(fn() or 0)
+        except Exception as caught:
+            error = caught
+    result, failed = multihost_utils.broadcast_one_to_all(np.array([result, error is not None], np.int32))
+    if error is not None:
+        raise error
+    if failed:
+        raise RunError('process 0 has failed; its output says why')
+    return int(result)
 
 
 @contextlib.contextmanager
@@ -92,20 +123,41 @@ def _locked(directory: Path):
         yield
 
 
+def _refuse_foreign(directory: Path) -> None:
+    """Raises for a directory that holds something, but no run; nothing is written into it."""
+    found = sorted(path.name for path in directory.iterdir() if path.name != 'LOCK' and path.suffix != '.tmp')
+    if found and 'config.json' not in found:
+        raise RunError(f'{directory} holds {", ".join(found[:3])} and no run; choose another --workdir')
+
+
+def in_use(directory: Path) -> bool:
+    """Whether a process on this machine, or on one that shares its locks, works on the run."""
+    try:
+        with _locked(Path(directory)):
+            return False
+    except RunError:
+        return True
+
+
 def _claim(cfg: Config, directory: Path) -> None:
     """Makes the directory this config's, or raises if it is another's."""
     path = directory / 'config.json'
     if not path.exists():
-        others = [p.name for p in directory.iterdir() if p.name != 'LOCK' and not p.name.endswith('.tmp')]
-        require(not others, f'{directory} holds {sorted(others)[:3]} and no run; choose another --workdir')
         write_json(path, to_dict(cfg))
         return
     stored = _read_config(epath.Path(directory))
     if run_id(stored) != run_id(cfg):
         old, new = (dict(_leaves(to_dict(c))) for c in (stored, cfg))
-        keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
+        same = {f'train.{name}' for name in NOT_HASHED} | {'name', *_same_files(stored.task, cfg.task)}
+        keys = [key for key in sorted({*old, *new} - same) if old.get(key) != new.get(key)]
         changed = [f'{key}: {old.get(key)} there, {new.get(key)} here' for key in keys]
         raise RunError(f'{directory} holds another experiment ({"; ".join(changed[:3])}); choose another --workdir')
+
+
+def _same_files(task, other) -> set[str]:
+    """Config keys of two tasks that name files of the same content."""
+    pairs = {f'task.{field}': [Path(getattr(t, field, '')) for t in (task, other)] for field in task.FILES}
+    return {key for key, (a, b) in pairs.items() if a.is_file() and b.is_file() and a.read_bytes() == b.read_bytes()}
 
 
 def _leaves(tree, prefix=''):
@@ -120,30 +172,39 @@ class _Trainer:
     """The loop of one process: chunks of steps, evaluations, checkpoints, and the reading of what they measured.
 
     The metrics of a chunk are read while the next one runs, so the device never waits for the host between saves.
+    Of several processes, each trains its replicas; process 0 alone writes, what all have gathered.
     """
 
     def __init__(self, cfg: Config, directory: Path):
         self.cfg, self.directory = cfg, directory
         self.checkpoints = Checkpoints(directory / 'checkpoints')
-        self.capacity = min(MAX_CHUNK, cfg.train.num_steps)
+        self.capacity = capacity(cfg.train)
         self.programs = train.Programs(cfg, capacity=self.capacity, **analysis.evaluation(cfg.task.NAME))
         self.saves = save_steps(cfg.train)
         self.nan_steps = np.full(cfg.num_replicas, -1)
         self.signum = 0
+        self.is_first = jax.process_index() == 0
 
     def train(self) -> None:
         cfg, programs = self.cfg, self.programs
-        self.checkpoints.clean()
+        on_first_process(self.checkpoints.clean)
         self.task_state = programs.init_task(programs.settings)
         state, step = self._initial_state()
-        self.writer = MetricsWriter(self.directory, after=step)
-        self.progress = Progress(cfg.train.num_steps, max(step or 0, 0))
+        self.writer = MetricsWriter(self.directory, after=step) if self.is_first else None
+        self.progress = Progress(cfg.train.num_steps, max(step or 0, 0), quiet=not self.is_first)
         self._announce(step)
         try:
             with self._signals():
                 self._loop(state, step)
+            on_first_process(self._finish)
+        except BaseException:
+            if self.is_first:
+                self.writer.abandon()
+            raise
         finally:
             self.progress.close()
+
+    def _finish(self) -> None:
         self.writer.close()
         (self.directory / 'DONE').touch()
 
@@ -152,28 +213,40 @@ class _Trainer:
         programs = self.programs
         state = programs.init(programs.settings)
         programs.compile(state, self.task_state)
+        step = on_first_process(lambda: self._last_sound(state))
+        if step < 0:
+            task_state = programs.fetch(self.task_state)
+            if self.is_first:
+                _write_npz(self.directory / 'task.npz', task_state)
+                _copy_files(self.cfg.task, self.directory / 'files')
+            return state, None
+        host = self.restored if self.is_first else self._restore(step, state)
+        self.restored = None
+        self.nan_steps = np.array(host.nan_step)
+        return programs.put(host), step
+
+    def _last_sound(self, like) -> int:
+        """Step of the last checkpoint that can be read, kept in `restored`; -1 if there is none."""
         for step in reversed(self.checkpoints.steps()):
             try:
-                params = self.checkpoints.params(step)
-                rest = self.checkpoints.train(step, state._replace(params=()))
-                scheduled = self.checkpoints.meta(step).get('scheduled', True)
+                self.restored = self._restore(step, like)
+                return step
             except CheckpointError as error:
                 place = self.checkpoints.set_aside(step)
-                print(f'warning: {error}; moved to {place}; trying the one before it', flush=True)
-                continue
-            self.unscheduled = None if scheduled else step
-            self.nan_steps = np.asarray(rest.nan_step)
-            return programs.put(rest._replace(params=params)), step
-        self.unscheduled = None
-        _write_npz(self.directory / 'task.npz', self.task_state)
-        _copy_files(self.cfg.task, self.directory / 'files')
-        return state, None
+                print(f'warning: {error}; moved to {place}; trying the one before it', file=sys.stderr, flush=True)
+        return -1
+
+    def _restore(self, step: int, like):
+        params = self.checkpoints.params(step)
+        rest = self.checkpoints.train(step, like._replace(params=()))
+        return rest._replace(params=params)
 
     def _announce(self, step: int | None) -> None:
         cfg, mesh = self.cfg, self.programs.mesh
-        path = self.directory / 'versions.json'
-        starts = json.loads(path.read_text()) if path.exists() else []
-        write_json(path, [*starts, {'step': step or 0, **versions()}])
+        if self.is_first:
+            path = self.directory / 'versions.json'
+            starts = json.loads(path.read_text()) if path.exists() else []
+            write_json(path, [*starts, {'step': step or 0, **versions()}])
         self.progress.say(
             f'{self.directory.name}: {cfg.num_replicas} replica(s) of {model.num_parameters(cfg.model):,} parameters, '
             f'{cfg.train.num_steps} steps, on {mesh.size} {jax.default_backend()} device(s) ({self.programs.layout})'
@@ -186,8 +259,8 @@ class _Trainer:
             step = 0
             self._finish_step(0, self._evaluation(state))
             self._save(0, state)
-        pending, length, began = None, 1, time.monotonic()
-        while step < cfg.num_steps and not self.signum:
+        pending, length, began, signum = None, 1, time.monotonic(), 0
+        while step < cfg.num_steps and not signum:
             stops = [s for s in self.saves if s > step] + [step + cfg.eval_every - step % cfg.eval_every]
             length = min(length, min(stops) - step, self.capacity)
             state, losses = self.programs.train_chunk(state, self.task_state, self.programs.settings, np.int32(length))
@@ -197,21 +270,26 @@ class _Trainer:
             if pending:
                 self._consume(*pending)
             pending = (chunk, measured)
-            if step in self.saves or self.signum:
+            # Doubling finds the length of a chunk within a few of them, whatever the speed of the machine.
+            quick = time.monotonic() - began < CHUNK_SECONDS
+            length, signum = self._agree(max(1, length * 2 if quick else length // 2))
+            began = time.monotonic()
+            if step in self.saves or signum:
                 self._consume(*pending)
                 pending = None
                 self._save(step, state)
-            seconds = time.monotonic() - began
-            began = time.monotonic()
-            # Doubling finds the length of a chunk within a few of them, whatever the speed of the machine.
-            length = max(1, length * 2 if seconds < CHUNK_SECONDS else length // 2)
         if pending:
             self._consume(*pending)
-        if self.signum and step < cfg.num_steps:
-            if step not in self.checkpoints.steps():
-                self._save(step, state)
-            raise Interrupted(self.signum, f'stopped by {signal.Signals(self.signum).name} at step {step} of '
+        if signum and step < cfg.num_steps:
+            raise Interrupted(signum, f'stopped by {signal.Signals(signum).name} at step {step} of '
                               f'{cfg.num_steps}, state saved; the same command resumes')
+
+    def _agree(self, length: int) -> tuple[int, int]:
+        """Length of the next chunk and signal received, the same in every process."""
+        if jax.process_count() == 1:
+            return length, self.signum
+        table = multihost_utils.process_allgather(np.array([length, self.signum], np.int32))
+        return int(table[0, 0]), int(table[:, 1].max())
 
     def _evaluation(self, state) -> dict:
         return self.programs.evaluate(state.params, self.task_state, self.programs.settings)
@@ -219,26 +297,28 @@ class _Trainer:
     def _consume(self, chunk, measured) -> None:
         """Writes the losses of a chunk and the evaluation at its end."""
         start, length, losses = chunk
-        losses_ST = np.asarray(losses)[:, :length]
+        losses_ST, measured = self.programs.fetch((losses, measured))
+        losses_ST = losses_ST[:, :length]
         self._report_nans(start, losses_ST)
         every = self.cfg.train.log_every
         for step in range(start + 1, start + length + 1):
             row = {'train/loss': losses_ST[:, step - start - 1]} if step % every == 0 else {}
             if step == start + length:
-                row |= {name: np.asarray(value) for name, value in measured.items()}
-            if row:
+                row |= measured
+            if row and self.is_first:
                 self.writer.write(step, row)
         self.progress.advance(length)
         if measured:
             self._say(start + length, measured)
 
     def _finish_step(self, step: int, measured) -> None:
-        measured = {name: np.asarray(value) for name, value in measured.items()}
-        self.writer.write(step, measured)
+        measured = self.programs.fetch(measured)
+        if self.is_first:
+            self.writer.write(step, measured)
         self._say(step, measured)
 
     def _say(self, step: int, measured) -> None:
-        parts = [f'{name} {np.nanmean(np.asarray(measured[name])):.3f}' for name in self.cfg.task.headline]
+        parts = [f'{name} {np.nanmean(measured[name]):.3f}' for name in self.cfg.task.headline]
         self.progress.say(f'step {step:>6}  ' + '  '.join(parts))
 
     def _report_nans(self, start: int, losses_ST) -> None:
@@ -251,15 +331,17 @@ class _Trainer:
                                   'and is frozen; the others go on')
 
     def _save(self, step: int, state) -> None:
+        host = self.programs.fetch(state)
+        on_first_process(lambda: self._write(step, host))
+
+    def _write(self, step: int, host) -> None:
         self.writer.flush()  # metrics up to a checkpoint are on disk before it is
-        scheduled = step in self.saves
-        meta = {'run_id': run_id(self.cfg), 'scheduled': scheduled}
         if step not in self.checkpoints.steps():
-            host = jax.tree.map(np.asarray, state)
+            meta = {'run_id': run_id(self.cfg), 'nan_step': host.nan_step.tolist()}
             self.checkpoints.save(step, host.params, host._replace(params=()), meta)
-        if self.unscheduled is not None and self.unscheduled != step:
-            self.checkpoints.remove(self.unscheduled)
-        self.unscheduled = None if scheduled else step
+        for other in self.checkpoints.steps():
+            if other not in self.saves and other != step:  # saved by an interruption, and overtaken
+                self.checkpoints.remove(other)
 
     @contextlib.contextmanager
     def _signals(self):
@@ -315,7 +397,9 @@ def _copy_files(task, directory: Path) -> None:
         path = Path(getattr(task, field))
         if path.is_file():
             directory.mkdir(exist_ok=True)
-            shutil.copyfile(path, directory / f'{field}-{path.name}')
+            copy = directory / f'{field}-{path.name}'
+            shutil.copyfile(path, copy.with_name(f'{copy.name}.tmp'))
+            copy.with_name(f'{copy.name}.tmp').replace(copy)
 
 
 def _read_config(directory) -> Config:
@@ -325,11 +409,11 @@ def _read_config(directory) -> Config:
     try:
         tree = json.loads(path.read_text())
         for copy in (directory / 'files').iterdir() if (directory / 'files').exists() else ():
-            field, _, name = copy.name.partition('-')
-            if not Path(tree['task'][field]).is_file():
-                tree['task'][field] = str(copy)
+            # The copy and not the original, which may be gone or have changed since.
+            if copy.suffix != '.tmp':
+                tree['task'][copy.name.partition('-')[0]] = str(copy)
         return from_dict(tree)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f'{path} cannot be read: {error}') from error
 
 
@@ -341,7 +425,8 @@ class Run:
     """
 
     def __init__(self, path):
-        self.path = epath.Path(path)
+        path = epath.Path(path)
+        self.path = path if '://' in str(path) else path.expanduser().absolute()
         self.config = _read_config(self.path)
         self.task = self.config.task
         self._checkpoints = Checkpoints(self.path / 'checkpoints')
@@ -402,9 +487,9 @@ class Run:
         return f'step {steps[-1]}: ' + '; '.join(parts) + '; mean ± half of the 95 % interval'
 
     def nan_replicas(self) -> list[int]:
-        """Replicas that were frozen because they turned NaN."""
-        losses = self.metrics()['train/loss'].values
-        return [replica for replica in range(losses.shape[1]) if np.isnan(losses[-1, replica])]
+        """Replicas that were frozen because they turned NaN before the last checkpoint."""
+        steps = self._checkpoints.meta(self.steps[-1])['nan_step'] if self.steps else []
+        return [replica for replica, step in enumerate(steps) if step >= 0]
 
     def _pick(self, tree, replica: int | None):
         if replica is None:
