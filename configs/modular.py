@@ -3,6 +3,8 @@
     python experiments/train.py --config=configs/modular.py:demo     36 and 8 of 49 tasks, 3 seeds each, side by side
     python experiments/train.py --config=configs/modular.py:d2       the paper's size (also :d4, :d6, :d1); for a GPU
     python experiments/train.py --config=configs/modular.py:smoke    seconds; tests use it
+    python experiments/sweep.py --config=configs/modular.py:d6       the phase diagram: 7 x 7 cells, 3 seeds each
+    python experiments/sweep.py --config=configs/modular.py:phase    a small one on a CPU: 4 x 3 cells, 3 seeds each
 
 Paper-scale settings are those of the official code: width 512, 4 heads, 32 examples, AdamW with lr 1.5e-4 and weight
 decay 2.0, 200,000 steps of 1,024 rows. The CPU variants use p = 7, a type embedding by slot and Muon, which bring the
@@ -13,10 +15,20 @@ gives .88 and chance .14; with 8 tasks it stays near chance while the training t
 """
 
 from lingrok import config as lingrok_config
+from lingrok.sweep import grid
 
 DEPTHS = {'d1': 1, 'd2': 2, 'd4': 4, 'd6': 6}
-VARIANTS = ('demo', 'smoke', *DEPTHS)
+VARIANTS = ('demo', 'phase', 'smoke', *DEPTHS)
 DECAYED = ('embed', 'unembed', *(f'blocks.*.{role}' for role in ('q', 'k', 'v', 'o', 'mlp_in', 'mlp_out')))
+
+
+def get_sweep(variant: str = ''):
+    """Number of pre-training tasks x share of training inputs, each with the seeds of the config."""
+    if variant in ('demo', 'smoke'):  # these vary the number of tasks themselves
+        return grid({'task.alpha': (0.6, 1.0)})
+    if variant == 'phase':
+        return grid({'task.num_tasks': (8, 12, 24, 36), 'task.alpha': (0.4, 0.7, 1.0)})
+    return grid({'task.num_tasks': (8, 16, 32, 64, 128, 256, 512), 'task.alpha': (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)})
 
 
 def get_config(variant: str = ''):
@@ -65,7 +77,7 @@ def get_config(variant: str = ''):
     config.eval.batch_size = 1024
     config.vary.seed.all = (0, 1, 2)
 
-    if variant in ('demo', 'smoke'):
+    if variant in ('demo', 'phase', 'smoke'):
         config.task.p = 7
         config.task.num_examples = 16
         config.task.num_tasks = 36
@@ -102,6 +114,11 @@ def get_config(variant: str = ''):
         config.eval.batch_size = 360
         config.vary.seed.all = (0, 0, 1, 1, 2, 2)
         config.vary.task.num_tasks = (36, 8, 36, 8, 36, 8)
+    if variant == 'phase':
+        config.task.splits = ('id_train', 'id_test', 'ood_train', 'ood_test', 'ood_forced')
+        config.train.eval_every = 150
+        config.vary.seed.all = (0, 1, 2)
+        config.vary.task.num_tasks = ()
     if variant == 'smoke':
         config.task.num_examples = 4
         config.model.d_model = 16
