@@ -25,7 +25,7 @@ AXES = {
 # (B, L, D). `attn_out` and `mlp_out` are what a sublayer adds to the residual stream.
 BLOCK_ACTIVATIONS = (
     'resid_pre', 'attn.q', 'attn.k', 'attn.v', 'attn.scores', 'attn.pattern', 'attn.z', 'attn_out', 'resid_mid',
-    'mlp.pre', 'mlp.gate', 'mlp.post', 'mlp_out', 'resid_post',
+    'mlp.gate', 'mlp.pre', 'mlp.post', 'mlp_out', 'resid_post',
 )
 
 # What each kind of feed-forward has: its parameters and the activations that exist inside it.
