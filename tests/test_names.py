@@ -13,7 +13,7 @@ from lingrok.config import ModelConfig
 # A file imports only what stands in an earlier row, or in its own package. A new file takes its place here.
 ORDER = (
     ('names',), ('config',), ('tasks',), ('model',), ('optim',), ('loss',), ('metrics',), ('train',),
-    ('checkpoint', 'log'), ('analysis',), ('figures',), ('run',), ('cli',),
+    ('checkpoint', 'log'), ('analysis',), ('figures',), ('run',), ('launch', 'sweep', 'verify'), ('cli',),
 )
 RANK = {name: rank for rank, row in enumerate(ORDER) for name in row}
 FILES = sorted((ROOT / 'lingrok').rglob('*.py'))
@@ -93,7 +93,7 @@ def test_names_of_one_model():
     cfg = ModelConfig(mlp_kind=('gated', 'none'), d_model=4, vocab_size=3, max_len=2)
     attention = ('resid_pre', 'attn.q', 'attn.k', 'attn.v', 'attn.scores', 'attn.pattern', 'attn.z', 'attn_out',
                  'resid_mid')
-    first = (*attention, 'mlp.pre', 'mlp.gate', 'mlp.post', 'mlp_out', 'resid_post')
+    first = (*attention, 'mlp.gate', 'mlp.pre', 'mlp.post', 'mlp_out', 'resid_post')
     assert names.activation_names(cfg) == (
         'embed', *(f'blocks.0.{name}' for name in first), *(f'blocks.1.{name}' for name in (*attention, 'resid_post')),
         'final', 'logits',
