@@ -14,7 +14,8 @@ SHARES = (0.17, 0.37, 1)  # of the positions: for one of these the tail of the m
 
 def cross_entropy(logits: jax.Array, targets: jax.Array, weights: jax.Array) -> jax.Array:
     """Weighted mean of -log p(target) in nats; logits (..., V), targets and weights (...). 0 if nothing has weight."""
-    return -jnp.sum(label_log_probs(logits, targets) * weights) / jnp.maximum(jnp.sum(weights), 1)
+    total = jnp.sum(weights)
+    return -jnp.sum(label_log_probs(logits, targets) * weights) / jnp.where(total > 0, total, 1)
 
 
 def loss_and_grad(trainable, frozen, batch: Batch, *, cfg: ModelConfig, skip: bool):

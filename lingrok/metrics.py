@@ -56,7 +56,10 @@ def interval(values: np.ndarray, axis: int = -1) -> tuple[np.ndarray, np.ndarray
     mean = np.where(count > 0, clean.sum(axis) / np.maximum(count, 1), np.nan)
     residual = np.where(np.isfinite(values), values - np.expand_dims(mean, axis), 0.0)
     variance = np.where(count > 1, (residual**2).sum(axis) / np.maximum(count - 1, 1), np.nan)
-    quantile = np.asarray((np.nan, *_T975, 1.96))[np.clip(count - 1, 0, len(_T975) + 1)]
+    freedom = np.maximum(count - 1, 1)
+    beyond = 1.959964 + 2.37222 / freedom + 2.82245 / freedom**2  # Fisher's expansion at the normal quantile
+    listed = freedom <= len(_T975)
+    quantile = np.where(listed, np.asarray(_T975)[np.where(listed, freedom - 1, 0)], beyond)
     return mean, quantile * np.sqrt(variance / np.maximum(count, 1))
 
 
