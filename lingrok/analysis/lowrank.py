@@ -46,7 +46,8 @@ def truncate(params, cfg: ModelConfig, role: str, layer: int, rank_fraction: flo
     """New params in which one matrix keeps its `keep` ('top' or 'bottom') singular directions.
 
     floor(rank_fraction * full rank) directions are kept; the full rank is min(shape), for 'ov' of factored heads the
-    head width. With svd=spectrum(params, cfg, role, layer) any number of fractions costs one decomposition.
+    head width. Biases keep their effect. With svd=spectrum(params, cfg, role, layer) any number of fractions costs one
+    decomposition, and fraction 0 none.
     """
     require(isinstance(rank_fraction, (int, float)) and 0 <= rank_fraction <= 1,
             f'rank_fraction={rank_fraction!r}; allowed: a number from 0 (removes the matrix) to 1 (keeps it)')
@@ -57,20 +58,30 @@ def truncate(params, cfg: ModelConfig, role: str, layer: int, rank_fraction: flo
     rank = int(rank_fraction * full + 1e-6)  # .7 * 10 is 6.999... in binary
     if rank == full:
         return params
-    u, s, vt = spectrum(params, cfg, role, layer) if svd is None else svd
-    kept = slice(0, rank) if keep == 'top' else slice(full - rank, full)
-    left, right = u[..., kept] * s[..., None, kept], vt[..., kept, :]
-    if not factored_ov:
-        edited = {role: left @ right}
-        if role == 'ov':
-            edited['ov'] = edited['ov'].transpose(1, 0, 2).reshape(cfg.d_model, -1)
+    block = params[f'blocks_{layer}']
+    if rank == 0:
+        edited = {name: jnp.zeros_like(block[name]) for name in (('v', 'o') if factored_ov else (role,))}
     else:
-        # The product of rank r goes into the first r columns and rows of the two factors of each head.
-        pad = cfg.d_head - rank
-        left, right = jnp.pad(left, ((0, 0), (0, 0), (0, pad))), jnp.pad(right, ((0, 0), (0, pad), (0, 0)))
-        edited = {'v': left.transpose(1, 0, 2).reshape(cfg.d_model, -1), 'o': right.reshape(-1, cfg.d_model)}
-    block = f'blocks_{layer}'
-    return {**params, block: {**params[block], **edited}}
+        u, s, vt = spectrum(params, cfg, role, layer) if svd is None else svd
+        kept = slice(0, rank) if keep == 'top' else slice(full - rank, full)
+        edited = _with_product(cfg, role, u[..., kept] * s[..., None, kept], vt[..., kept, :])
+    if factored_ov and cfg.bias:
+        # The weights of a pattern sum to one, so the value bias adds a constant, which the new factors would change.
+        edited['v_bias'] = jnp.zeros_like(block['v_bias'])
+        edited['o_bias'] = block['o_bias'] + block['v_bias'] @ block['o']
+    return {**params, f'blocks_{layer}': {**block, **edited}}
+
+
+def _with_product(cfg: ModelConfig, role: str, left: jax.Array, right: jax.Array) -> dict[str, jax.Array]:
+    """The parameters that make left @ right the matrix of a role."""
+    if role != 'ov':
+        return {role: left @ right}
+    if cfg.value_output == 'merged':
+        return {'ov': (left @ right).transpose(1, 0, 2).reshape(cfg.d_model, -1)}
+    # The product of rank r goes into the first r columns and rows of the two factors of each head.
+    pad = cfg.d_head - left.shape[-1]
+    left, right = jnp.pad(left, ((0, 0), (0, 0), (0, pad))), jnp.pad(right, ((0, 0), (0, pad), (0, 0)))
+    return {'v': left.transpose(1, 0, 2).reshape(cfg.d_model, -1), 'o': right.reshape(-1, cfg.d_model)}
 
 
 def truncations(params, cfg: Config) -> dict[str, dict]:
@@ -78,7 +89,7 @@ def truncations(params, cfg: Config) -> dict[str, dict]:
     spectra, edited = {}, {}
     for entry in cfg.eval.truncations:
         layer, role, fraction = parse_truncation(entry)
-        if fraction > 0 and (layer, role) not in spectra:
+        if 0 < fraction < 1 and (layer, role) not in spectra:
             spectra[layer, role] = spectrum(params, cfg.model, role, layer)
         edited[entry] = truncate(params, cfg.model, role, layer, fraction, svd=spectra.get((layer, role)))
     return edited
