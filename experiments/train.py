@@ -18,6 +18,8 @@ _WORKDIR = flags.DEFINE_string('workdir', '', 'run directory; by default runs/<n
 
 
 def main() -> int:
+    import jax
+
     from lingrok import figures, run
     from lingrok.config import ConfigError, from_config_dict
 
@@ -26,6 +28,8 @@ def main() -> int:
     cfg = from_config_dict(_CONFIG.value)
     directory = Path(_WORKDIR.value) if _WORKDIR.value else run.default_directory(cfg)
     finished = run.execute(cfg, directory)
+    if jax.process_index():  # of several processes, the first one reports
+        return cli.EXIT_NAN if finished.nan_replicas() else 0
     series = finished.metrics()
     if cfg.task.NAME in figures.TRAINING:
         figure = figures.TRAINING[cfg.task.NAME](series, cfg)

@@ -65,6 +65,14 @@ class Checkpoints:
         """What was saved as `meta`, checked against its hash."""
         return self._checked(step)['meta']
 
+    def check(self, step: int) -> dict:
+        """Reads everything of a checkpoint against its hashes; returns `meta`."""
+        meta = self.meta(step)
+        for name in meta['hash']:
+            if name != 'meta':
+                self._item(step, name)
+        return meta
+
     def params(self, step: int) -> dict:
         """Parameters of all replicas (S first) as numpy arrays, checked against their hash."""
         return _nested(self._item(step, 'params'))

@@ -12,6 +12,7 @@ Side effects start here. What is computed is in `train`, what is measured in `an
 """
 
 import contextlib
+import errno
 import fcntl
 import io
 import json
@@ -21,6 +22,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -89,8 +91,12 @@ def execute(cfg: Config, directory) -> 'Run':
             _claim(cfg, directory)
             return (directory / 'DONE').exists()
 
-        if not on_first_process(claim):
-            _Trainer(cfg, directory).train()
+        try:
+            if not on_first_process(claim):
+                _Trainer(cfg, directory).train()
+        except OSError as error:
+            error.filename = error.filename or str(directory)  # a failed write does not say where
+            raise
     return load_run(directory)
 
 
@@ -205,6 +211,7 @@ class _Trainer:
             self.progress.close()
 
     def _finish(self) -> None:
+        self._drop_interruptions(before=self.cfg.train.num_steps)
         self.writer.close()
         (self.directory / 'DONE').touch()
 
@@ -335,13 +342,19 @@ class _Trainer:
         on_first_process(lambda: self._write(step, host))
 
     def _write(self, step: int, host) -> None:
+        if not self.directory.exists():  # nothing is written into a new directory that nobody knows
+            raise FileNotFoundError(errno.ENOENT, 'the run directory has vanished', str(self.directory))
         self.writer.flush()  # metrics up to a checkpoint are on disk before it is
         if step not in self.checkpoints.steps():
             meta = {'run_id': run_id(self.cfg), 'nan_step': host.nan_step.tolist()}
             self.checkpoints.save(step, host.params, host._replace(params=()), meta)
-        for other in self.checkpoints.steps():
-            if other not in self.saves and other != step:  # saved by an interruption, and overtaken
-                self.checkpoints.remove(other)
+        self._drop_interruptions(before=step)
+
+    def _drop_interruptions(self, before: int) -> None:
+        """Removes checkpoints that an interruption saved and training has overtaken."""
+        for step in self.checkpoints.steps():
+            if step not in self.saves and step < before:
+                self.checkpoints.remove(step)
 
     @contextlib.contextmanager
     def _signals(self):
@@ -373,15 +386,21 @@ def versions() -> dict:
     except (OSError, subprocess.SubprocessError):
         commit = ''
     packages = ('lingrok', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
-    found = {d.metadata['Name'].lower(): d.version for d in metadata.distributions() if d.metadata['Name']}
     device = jax.local_devices()[0]
     return {
         'python': platform.python_version(),
-        **{name: found.get(name, 'not installed') for name in packages},
+        **{name: _version(name) for name in packages},
         'commit': commit,
         'device': f'{device.platform} {device.device_kind}',
         'machine': platform.machine(),
     }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return 'not installed'
 
 
 def _write_npz(path: Path, tree) -> None:
@@ -449,6 +468,13 @@ class Run:
         """What differs between the replicas: name -> one value a replica."""
         return dict(self.config.vary)
 
+    def check(self, step: int) -> None:
+        """Raises CheckpointError unless a checkpoint has the content it was saved with and is of this config."""
+        meta = self._checkpoints.check(step)
+        if meta.get('run_id') != run_id(self.config):
+            raise CheckpointError(f'checkpoint {self.path / "checkpoints" / str(step)} is of run {meta.get("run_id")}, '
+                                  f'the config of {run_id(self.config)}')
+
     def params(self, step: int | None = None, replica: int | None = 0) -> dict:
         """Parameters at a saved step as numpy arrays, checked against the hash they were saved with."""
         steps = self.steps
@@ -460,9 +486,14 @@ class Run:
     def task_state(self, replica: int | None = 0):
         """The task state the run was trained with."""
         like = jax.eval_shape(lambda: self.task.init(jax.random.key(0)))
-        with np.load(io.BytesIO((self.path / 'task.npz').read_bytes()), allow_pickle=False) as stored:
-            leaves = [stored[str(i)] for i in range(len(stored.files))]
-        return self._pick(jax.tree.unflatten(jax.tree.structure(like), leaves), replica)
+        path = self.path / 'task.npz'
+        try:
+            with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
+                leaves = [stored[str(i)] for i in range(len(stored.files))]
+            state = jax.tree.unflatten(jax.tree.structure(like), leaves)
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise RunError(f'{path} cannot be read: {error}') from error
+        return self._pick(state, replica)
 
     def metrics(self) -> dict[str, Series]:
         """Every logged quantity: name -> (steps (T,), values (T, S, ...))."""
@@ -482,6 +513,7 @@ class Run:
     def summary(self) -> str:
         """The headline metrics at the last evaluation, with their spread over replicas."""
         metrics = self.metrics()
+        require(self.task.headline[0] in metrics, f'{self.path} has no evaluation yet')
         parts = [f'{name} {text(metrics[name].values[-1])}' for name in self.task.headline if name in metrics]
         steps = metrics[self.task.headline[0]].steps
         return f'step {steps[-1]}: ' + '; '.join(parts) + '; mean ± half of the 95 % interval'

@@ -1,0 +1,42 @@
+"""Checks a run directory, or every run of a sweep directory, from end to end; see `lingrok.verify`.
+
+    python experiments/verify.py runs/recall_demo-ID
+
+Exit codes: 0 sound; 1 not sound, every problem on a line of stderr; 2 not a run directory.
+"""
+
+import sys
+from pathlib import Path
+
+from lingrok import cli
+
+
+def main(paths: list[str]) -> int:
+    import json
+
+    from lingrok import load_run, verify
+
+    if not paths:
+        return cli.fail('no run directory; try: python experiments/verify.py runs/<name>-<id>')
+    code = 0
+    for path in map(Path, paths):
+        directories = [path]
+        if (path / 'sweep.json').exists():
+            programs = json.loads((path / 'sweep.json').read_text())['programs']
+            directories = [path / program['directory'] for program in programs]
+        for directory in directories:
+            if not (directory / 'config.json').exists():
+                code = max(code, cli.fail(f'{directory} is not a run directory: it has no config.json'))
+                continue
+            found = list(verify.problems(directory))
+            for line in found:
+                print(f'error: {line}', file=sys.stderr)
+            if found:
+                code = max(code, cli.EXIT_FAILED)
+            else:
+                print(f'sound: {load_run(directory)}')
+    return code
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))
