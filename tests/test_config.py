@@ -335,7 +335,7 @@ def trace(cfg: config.Config) -> None:
     assert {f'clean/loss/{name}' for name in cfg.eval.truncations} <= set(measured)
 
 
-@settings(deadline=None, max_examples=25, derandomize=True, database=None, phases=[Phase.generate])
+@settings(deadline=None, max_examples=20, derandomize=True, database=None, phases=[Phase.generate])
 @given(st.data())
 def test_random_configs_are_refused_or_trace(data):
     chosen = data.draw(st.sets(st.sampled_from(sorted(VALUES)), max_size=12))

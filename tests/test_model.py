@@ -27,12 +27,11 @@ VARIANTS = {
              'activation': ('gelu',), 'init': 'fan_in', 'num_layers': 1},
     'gpt2': {'norm': 'layernorm', 'bias': True, 'activation': ('gelu_tanh',), 'tied': True, 'init': 'normal',
              'init_depth_scaled': ('o', 'mlp_out'), 'num_layers': 1},
-    'post norm': {'norm': 'layernorm', 'norm_position': 'post', 'position': 'sinusoidal', 'num_layers': 1},
+    'post norm': {'norm': 'layernorm', 'norm_position': 'post', 'position': 'sinusoidal', 'num_layers': 1,
+                  'mlp_kind': ('linear',)},
     'post rms, parallel': {'norm': 'rmsnorm', 'norm_position': 'post', 'parallel': (False, True), 'position': 'none'},
-    'merged': {'value_output': 'merged', 'scale_scores': False, 'mlp_kind': ('linear_act', 'none'),
+    'merged': {'value_output': 'merged', 'd_head': 3, 'scale_scores': False, 'mlp_kind': ('linear_act', 'none'),
                'attn_residual': (True, False)},
-    'merged heads apart': {'value_output': 'merged', 'd_head': 3, 'mlp_kind': ('linear',), 'num_layers': 1,
-                           'position': 'sinusoidal'},
     'types and taps': {'num_types': 3, 'conv_width': 3, 'position': 'none', 'num_layers': 1,
                        'activation': ('identity',)},
     'rope in one layer': {'position': 'rope', 'rope_layers': (0,), 'query': 'identity', 'mlp_kind': ('none', 'gated'),
@@ -323,9 +322,9 @@ def test_merged_blocks_and_missing_residual():
     q, k = h @ w['blocks_1']['q'], h @ w['blocks_1']['k']
     attn = 0
     for head in range(2):
-        own = slice(4 * head, 4 * head + 4)
+        own = slice(3 * head, 3 * head + 3)
         ov = w['blocks_1']['ov'][:, 8 * head : 8 * head + 8]
-        attn = attn + attention(2 * q[:, own], k[:, own], h @ ov)  # times sqrt(4): scores are not scaled
+        attn = attn + attention(math.sqrt(3) * q[:, own], k[:, own], h @ ov)  # scores are not scaled
     np.testing.assert_allclose(acts['blocks.1.attn_out'][0], attn, atol=1e-5)
     # No residual, no feed-forward: the block is its attention.
     np.testing.assert_array_equal(acts['blocks.1.resid_post'], acts['blocks.1.attn_out'])
