@@ -1,0 +1,24 @@
+import jax
+import numpy as np
+import pytest
+from conftest import ROOT, get_config
+
+import lingrok.tasks  # noqa: F401  registers the tasks
+from lingrok import config, figures, run
+
+
+@pytest.mark.parametrize('name', sorted(path.name for path in (ROOT / 'configs').glob('*.py')))
+def test_smoke_variant_trains_to_the_end(name, tmp_path):
+    """Every config file: seconds, several replicas, sound numbers, the figure of its task."""
+    cfg = config.from_config_dict(get_config(f'{name}:smoke'))
+    done = run.execute(cfg, tmp_path)
+    assert done.finished and done.steps[0] == 0 and done.steps[-1] == cfg.train.num_steps <= 50
+    assert done.config == cfg and cfg.num_replicas >= 2 and done.nan_replicas() == []
+    metrics = done.metrics()
+    headline = {name: metrics[name].values for name in done.task.headline}
+    assert all(values.shape[1] == cfg.num_replicas and np.isfinite(values).all() for values in headline.values())
+    start, end = done.params(0, None), done.params(replica=None)
+    moved = [(a != b).any() for a, b in zip(jax.tree.leaves(start), jax.tree.leaves(end), strict=True)]
+    assert any(moved) and all(np.isfinite(x).all() for x in jax.tree.leaves(end))
+    assert done.task.headline[0] in done.summary()
+    assert figures.TRAINING[done.task.NAME](metrics, cfg).axes
