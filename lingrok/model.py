@@ -321,7 +321,8 @@ class Block(nn.Module):
 
 def _declare(module: nn.Module, role: str, spec: Spec):
     """The parameter of a module; values come from `init`, so that flax only checks the shape."""
-    return module.param(role, lambda key: jnp.zeros(spec.shape))
+    # Those of a loaded run are numpy, which traced tokens cannot index.
+    return jnp.asarray(module.param(role, lambda key: jnp.zeros(spec.shape)))
 
 
 def _norm(cfg: ModelConfig, weights, name: str, x):

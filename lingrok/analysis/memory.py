@@ -20,7 +20,7 @@ def noise_margin(params, tokens: jax.Array, noise_id: int, *, cfg, layer: int) -
     tokens: ids of any shape (triggers, as a rule); the margins have the same shape. Neither position, nor attention,
     nor the residual stream takes part: this is what the feed-forward has stored about the token, whatever the context.
     """
-    x_BLD = params['embed'][tokens.reshape(1, -1)]
+    x_BLD = jnp.asarray(params['embed'])[tokens.reshape(1, -1)]
     logits = model.unembed(params, model.feed_forward(params, x_BLD, cfg=cfg, layer=layer), cfg=cfg)[0]
     others = jnp.where(jnp.arange(logits.shape[-1]) == noise_id, -jnp.inf, logits)
     return (logits[:, noise_id] - jnp.max(others, -1)).reshape(tokens.shape)
