@@ -66,11 +66,11 @@ class Checkpoints:
         return self._checked(step)['meta']
 
     def check(self, step: int) -> dict:
-        """Reads everything of a checkpoint against its hashes; returns `meta`."""
+        """Reads everything that a checkpoint has against its hashes; returns `meta`."""
         meta = self.meta(step)
-        for name in meta['hash']:
-            if name != 'meta':
-                self._item(step, name)
+        self._item(step, 'params')
+        if self.can_resume(step):
+            self._item(step, 'train')
         return meta
 
     def params(self, step: int) -> dict:
@@ -84,6 +84,15 @@ class Checkpoints:
         if sorted(paths) != sorted(flat):
             raise CheckpointError(f'checkpoint {self._path(step)} holds another optimiser state than this config makes')
         return jax.tree.unflatten(jax.tree.structure(like), [flat[path] for path in paths])
+
+    def can_resume(self, step: int) -> bool:
+        """Whether a checkpoint has the optimiser state, too."""
+        return (self._path(step) / 'train').exists()
+
+    def drop_train(self, step: int) -> None:
+        """Leaves only what analysis needs."""
+        if self.can_resume(step):
+            (self._path(step) / 'train').rmtree()
 
     def remove(self, step: int) -> None:
         self._path(step).rmtree()

@@ -209,6 +209,8 @@ class TrainConfig:
     save_count: int = key(10, 'save=log: number of checkpoints after step 0', low=1)
     save_every: int = key(1000, 'save=regular: steps between checkpoints', low=1)
     save_steps: tuple[int, ...] = key((), 'save=listed: the steps', low=0)
+    save_optimizer: str = key('all', 'optimiser state in every checkpoint, or only in the two newest: enough to resume, '
+                              'and analysis needs none', choices=('all', 'last'))
     layout: str = key('auto', 'replicas of one device side by side (vmap) or one after the other (map); auto: map on '
                       'a CPU, vmap elsewhere. Never changes what a replica computes',
                       choices=('auto', 'vmap', 'map'))
@@ -311,7 +313,7 @@ def register_task(name: str):
 SECTIONS = {'model': ModelConfig, 'optim': OptimConfig, 'train': TrainConfig, 'eval': EvalConfig, 'seed': SeedConfig,
             'slurm': SlurmConfig}
 VARIABLE_OPTIM = ('learning_rate', 'momentum', 'weight_decay', 'adam_learning_rate', 'adam_weight_decay')
-NOT_HASHED = ('layout', 'parallel')  # keys of train that change no number beyond rounding
+NOT_HASHED = ('layout', 'parallel', 'save_optimizer')  # keys of train that change no number beyond rounding
 SEED_STREAMS = tuple(field.name for field in dataclasses.fields(SeedConfig))
 
 
@@ -408,7 +410,9 @@ def from_dict(tree: Mapping) -> Config:
         model = dataclasses.replace(model, **{field: given or needed})
     parts['model'] = model
     config = Config(name=name, task=task, vary=_vary(_section(tree, 'vary'), task, parts), **parts)
-    for replica in range(config.num_replicas):
+    own = [values for name, values in config.vary.items() if name.startswith('task.')]
+    different = {values: replica for replica, values in enumerate(zip(*own, strict=True))} if own else {(): 0}
+    for replica in different.values():
         config.task_of(replica).check_batch(config.train.batch_size)
     for layer, role, _ in map(parse_truncation, config.eval.truncations):
         require(layer < model.num_layers, f'eval.truncations names layer {layer}; allowed: 0 to {model.num_layers - 1}')
@@ -456,7 +460,10 @@ def _vary(tree: Mapping, task, parts: dict) -> dict[str, tuple]:
             base = task if section == 'task' else parts[section]
             field = 'init' if name == 'all' else name
             # Each value passes the same checks as the key it replaces, in combination with the rest of its section.
-            checked = tuple(getattr(dataclasses.replace(base, **{field: value}), field) for value in values)
+            different = {repr(value): value for value in values}  # 10^5 replicas have few different values
+            different = {text: getattr(dataclasses.replace(base, **{field: value}), field)
+                         for text, value in different.items()}
+            checked = tuple(different[repr(value)] for value in values)
             if checked:
                 flat['seed' if name == 'all' else f'{section}.{name}'] = checked
     lengths = {name: len(values) for name, values in flat.items()}

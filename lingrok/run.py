@@ -234,7 +234,7 @@ class _Trainer:
 
     def _last_sound(self, like) -> int:
         """Step of the last checkpoint that can be read, kept in `restored`; -1 if there is none."""
-        for step in reversed(self.checkpoints.steps()):
+        for step in filter(self.checkpoints.can_resume, reversed(self.checkpoints.steps())):
             try:
                 self.restored = self._restore(step, like)
                 return step
@@ -349,6 +349,9 @@ class _Trainer:
             meta = {'run_id': run_id(self.cfg), 'nan_step': host.nan_step.tolist()}
             self.checkpoints.save(step, host.params, host._replace(params=()), meta)
         self._drop_interruptions(before=step)
+        if self.cfg.train.save_optimizer == 'last':
+            for old in self.checkpoints.steps()[:-2]:
+                self.checkpoints.drop_train(old)
 
     def _drop_interruptions(self, before: int) -> None:
         """Removes checkpoints that an interruption saved and training has overtaken."""
@@ -507,8 +510,8 @@ class Run:
 
     def apply(self, tokens_BL, *, step: int | None = None, replica: int = 0, hooks=None, capture=()):
         """Logits and captured activations of the model at a saved step; see `model.apply`."""
-        params = self.params(step, replica)
-        return model.apply(params, jax.numpy.asarray(tokens_BL), cfg=self.config.model, hooks=hooks, capture=capture)
+        params, tokens_BL = jax.tree.map(jax.numpy.asarray, (self.params(step, replica), tokens_BL))
+        return model.apply(params, tokens_BL, cfg=self.config.model, hooks=hooks, capture=capture)
 
     def summary(self) -> str:
         """The headline metrics at the last evaluation, with their spread over replicas."""

@@ -222,3 +222,16 @@ def test_metrics_beyond_the_checkpoint_are_written_again(half, finished, tail):
     (half / 'metrics.jsonl').write_text(''.join(kept) + tail)
     run.execute(config(), half)
     assert same(half, finished)
+
+
+def test_optimiser_state_in_the_two_newest_checkpoints_only(finished, tmp_path):
+    """What is saved without it is the same; the older of the two is there for when the newest is damaged."""
+    cfg, directory = config(save_optimizer='last'), tmp_path / 'run'
+    run.execute(cfg, directory)
+    checkpoints = Checkpoints(directory / 'checkpoints')
+    assert [step for step in checkpoints.steps() if checkpoints.can_resume(step)] == [15, 20]
+    assert same(directory, finished)
+    (directory / 'DONE').unlink()
+    shutil.rmtree(directory / 'checkpoints' / '20' / 'params')
+    run.execute(cfg, directory)
+    assert (directory / 'damaged' / '20-0').exists() and same(directory, finished)
