@@ -43,7 +43,7 @@ def programs(num: int = NUM, layout: str = 'map', devices: int = 4) -> train.Pro
 
 @pytest.fixture(name='whole_tail')
 def _whole_tail(monkeypatch):
-    """Programs that are first used here compute the tail of the model at all positions: they compile in half the time."""
+    """Programs first used here compute the tail of the model at all positions: they compile in half the time."""
     monkeypatch.setattr(loss, 'SHARES', (1,))
 
 
