@@ -64,26 +64,32 @@ def test_truncation(case, role, layer):
     original = matrices(params, cfg, role, layer)
     s = np.linalg.svd(original, compute_uv=False)[:, :full]
     scale = np.square(s).sum()
-    assert lowrank.truncate(params, cfg, role, layer, 1) is params
-    assert lowrank.truncate(params, cfg, role, layer, 1.0, keep='bottom') is params
-    svd = lowrank.spectrum(params, cfg, role, layer)
-    for rank in sorted({0, 1, full // 2, full - 1}):
-        kept = {}
-        for keep in ('top', 'bottom'):
-            edited = lowrank.truncate(params, cfg, role, layer, rank / full, keep=keep, svd=svd)
-            kept[keep] = matrices(edited, cfg, role, layer)
-            lost = s[:, rank:] if keep == 'top' else s[:, : full - rank]
+    ranks = sorted({0, 1, full // 2, full - 1})
+
+    @quick_jit
+    def edit(params):
+        """The matrix after truncation to every rank, and with all other directions; with one decomposition for all."""
+        svd = lowrank.spectrum(params, cfg, role, layer)
+        cut = functools.partial(lowrank.truncate, params, cfg, role, layer)
+        edited = {(rank, keep): cut(rank / full, keep=keep, svd=svd) for rank in ranks for keep in ('top', 'bottom')}
+        edited |= {(rank, 'rest'): cut((full - rank) / full, keep='bottom', svd=svd) for rank in ranks}
+        edited[1, 'alone'] = cut(1 / full)
+        return {key: params[f'blocks_{layer}'] for key, params in edited.items()}
+
+    kept = {key: matrices({f'blocks_{layer}': jax.tree.map(np.asarray, block)}, cfg, role, layer)
+            for key, block in edit(params).items()}
+    for rank in ranks:
+        for keep, lost in (('top', s[:, rank:]), ('bottom', s[:, : full - rank])):
+            found = kept[rank, keep]
             # Rounding of float32, relative to the whole matrix.
-            np.testing.assert_allclose(np.square(kept[keep] - original).sum((1, 2)), np.square(lost).sum(1),
+            np.testing.assert_allclose(np.square(found - original).sum((1, 2)), np.square(lost).sum(1),
                                        atol=2e-6 * scale)
-            assert np.linalg.matrix_rank(kept[keep][0], tol=1e-4) == rank
-        other = lowrank.truncate(params, cfg, role, layer, (full - rank) / full, keep='bottom', svd=svd)
-        np.testing.assert_allclose(kept['top'] + matrices(other, cfg, role, layer), original, atol=1e-5)
-        if rank == 1:
-            alone = lowrank.truncate(params, cfg, role, layer, rank / full)
-            np.testing.assert_array_equal(matrices(alone, cfg, role, layer), kept['top'])
-    np.testing.assert_array_equal(matrices(lowrank.truncate(params, cfg, role, layer, 0), cfg, role, layer),
-                                  np.zeros_like(original))
+            assert np.linalg.matrix_rank(found[0], tol=1e-4) == rank
+        np.testing.assert_allclose(kept[rank, 'top'] + kept[rank, 'rest'], original, atol=1e-5)
+    np.testing.assert_allclose(kept[1, 'alone'], kept[1, 'top'], atol=1e-6)
+    np.testing.assert_array_equal(kept[0, 'top'], np.zeros_like(original))
+    for keep in ('top', 'bottom'):
+        assert lowrank.truncate(params, cfg, role, layer, 1, keep=keep) is params
 
 
 def test_everything_else_stays():

@@ -36,6 +36,9 @@ def test_noise_margin_of_a_hand_made_model():
     np.testing.assert_allclose(margins, [[3, -5], [-0.5, 3]])
     np.testing.assert_allclose(noise_margin(params, jnp.arange(3), 2), [-4, 4, 0.5])
     np.testing.assert_allclose(noise_margin(params, jnp.array(2), 0), -0.5)
+    loaded = jax.tree.map(np.asarray, params)  # those of a loaded run are numpy
+    traced = functools.partial(memory.noise_margin, loaded, noise_id=1, cfg=cfg, layer=1)
+    assert jax.eval_shape(traced, jnp.arange(3)).shape == (3,)
 
 
 def batch_by_hand():

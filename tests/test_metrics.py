@@ -74,16 +74,13 @@ def test_text():
     assert metrics.text(np.array([np.nan])) == 'nan (n=0)'
 
 
-@pytest.mark.parametrize('batch_size', [4, 3])
-def test_metrics_of_variants_are_those_of_the_task(smoke, batch_size):
-    """With pieces of the training batch (2 divides 4) and without (2 does not divide 3)."""
+def test_metrics_of_variants_are_those_of_the_task(smoke):
     smoke.model.num_layers = 1
     smoke.task.length = 8
     smoke.train.batch_size = 2
-    smoke.eval.batch_size = batch_size
+    smoke.eval.batch_size = batch_size = 4
     smoke.eval.truncations = ()
     cfg = config.from_config_dict(smoke)
-
     rng = np.random.default_rng(0)
     specs = model.parameter_specs(cfg.model)
     params = {variant: jax.tree.map(lambda spec: rng.normal(size=spec.shape).astype(np.float32), specs,
@@ -111,6 +108,23 @@ def test_metrics_of_variants_are_those_of_the_task(smoke, batch_size):
     for name, value in by_hand.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-4, err_msg=name)
     assert found['noisy/loss'] != found['noisy/loss/edited'] != found['clean/loss/edited']
+
+
+@pytest.mark.parametrize('size', [4, 3])
+def test_logits_in_pieces_are_those_of_the_whole(smoke, size):
+    """In pieces of the training batch (2 divides 4) and without (2 does not divide 3)."""
+    smoke.model.num_layers = 1
+    smoke.train.batch_size = 2
+    smoke.eval.truncations = ()
+    cfg = config.from_config_dict(smoke)
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, cfg.task.vocab_size, (size, 5))
+    params = jax.tree.map(lambda spec: rng.normal(size=spec.shape).astype(np.float32),
+                          model.parameter_specs(cfg.model), is_leaf=lambda x: isinstance(x, model.Spec))
+    found, whole = quick_jit(lambda params: (metrics._logits(params, tokens, cfg),
+                                             model.apply(params, tokens, cfg=cfg.model)[0]))(params)
+    np.testing.assert_allclose(found, whole, rtol=1e-5, atol=1e-5)
+    assert found.shape == (size, 5, cfg.task.vocab_size)
 
 
 def test_evaluation_adds_baselines_variants_and_probes(smoke):
