@@ -79,6 +79,8 @@ class Checkpoints:
 
     def train(self, step: int, like):
         """The rest of the training state, checked against its hash, in the tree form of `like`."""
+        if self._path(step).exists() and not self.can_resume(step):
+            raise CheckpointError(f'checkpoint {self._path(step)} has no optimiser state')
         flat = self._item(step, 'train')
         paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(like)]
         if sorted(paths) != sorted(flat):

@@ -234,7 +234,7 @@ class _Trainer:
 
     def _last_sound(self, like) -> int:
         """Step of the last checkpoint that can be read, kept in `restored`; -1 if there is none."""
-        for step in filter(self.checkpoints.can_resume, reversed(self.checkpoints.steps())):
+        for step in reversed(self.checkpoints.steps()):
             try:
                 self.restored = self._restore(step, like)
                 return step

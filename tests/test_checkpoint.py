@@ -135,9 +135,20 @@ def test_every_lost_or_shortened_file(tmp_path):
 def test_lost_directory(tmp_path, name):
     checkpoints = save(tmp_path, 5)
     (tmp_path / '5' / name).rename(tmp_path / 'elsewhere')
-    with pytest.raises(CheckpointError, match='damaged') as caught:
+    with pytest.raises(CheckpointError, match='no optimiser state' if name == 'train' else 'damaged') as caught:
         checkpoints.train(5, arrays()[1]) if name == 'train' else checkpoints.params(5)
     check_message(caught, tmp_path / '5')
+
+
+def test_parameters_without_the_optimiser_state(tmp_path):
+    checkpoints = save(tmp_path, 5)
+    assert checkpoints.can_resume(5)
+    checkpoints.drop_train(5)
+    checkpoints.drop_train(5)
+    assert not checkpoints.can_resume(5) and checkpoints.check(5)['step'] == 5
+    assert_same(arrays()[0], checkpoints.params(5))
+    with pytest.raises(CheckpointError, match='5 has no optimiser state'):
+        checkpoints.train(5, arrays()[1])
 
 
 def test_empty_directory(tmp_path):

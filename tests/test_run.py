@@ -53,7 +53,8 @@ def _trace_once():
 
     def make(cfg, *, capacity, **options):
         tree = config.to_dict(cfg)
-        for section, name in (('train', 'log_every'), ('train', 'eval_every'), ('task', 'table')):
+        for place in ('train.log_every', 'train.eval_every', 'train.save_optimizer', 'task.table'):
+            section, _, name = place.partition('.')
             del tree[section][name]  # not compiled in; the tables of these tests have the same content
         tree['vary'] = cfg.num_replicas
         key = repr((tree, capacity))
@@ -360,6 +361,41 @@ def test_all_checkpoints_damaged(finished, tmp_path, capfd):
     assert err.count('warning: ') == 4 and 'resumed' not in err
     assert sorted(os.listdir(directory / 'damaged')) == ['0-0', '1-0', '20-0', '4-0']
     assert_same_run(finished, again)
+
+
+def test_a_checkpoint_that_lost_its_optimiser_state(finished, tmp_path, capfd):
+    directory = unfinished_copy(finished, tmp_path / 'run')
+    shutil.rmtree(directory / 'checkpoints' / '20' / 'train')
+    again = run.execute(make_config(), directory)
+    err = capfd.readouterr().err
+    assert f'warning: checkpoint {directory}/checkpoints/20 has no optimiser state; moved to ' in err
+    assert 'resumed at step 4' in err
+    assert_same_run(finished, again)
+    assert (directory / 'checkpoints' / '20' / 'train').exists()
+
+
+@pytest.mark.parametrize('damaged, resumed', [((), 20), ((20,), 4), ((20, 4), None)])
+def test_optimiser_state_in_the_two_newest_checkpoints_only(finished, tmp_path, capfd, damaged, resumed):
+    cfg = make_config(train_save_optimizer='last')
+    done = run.execute(cfg, tmp_path)
+
+    def with_state():
+        return [step for step in SAVES if (tmp_path / 'checkpoints' / str(step) / 'train').exists()]
+
+    assert with_state() == [4, 20]
+    for step in SAVES:
+        assert_same_tree(done.params(step, None), finished.params(step, None))
+    (tmp_path / 'DONE').unlink()
+    for step in damaged:
+        flip_a_byte(tmp_path / 'checkpoints' / str(step) / 'train')
+    capfd.readouterr()
+    again = run.execute(cfg, tmp_path)
+    err = capfd.readouterr().err
+    assert f'resumed at step {resumed}' in err if resumed else 'resumed' not in err
+    assert again.steps == SAVES and with_state() == [4, 20]
+    for step in SAVES:
+        assert_same_tree(again.params(step, None), finished.params(step, None))
+    assert (tmp_path / 'metrics.jsonl').read_bytes() == (finished.path / 'metrics.jsonl').read_bytes()
 
 
 def test_a_damaged_checkpoint_is_an_error_when_asked_for(finished, tmp_path):
