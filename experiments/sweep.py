@@ -68,7 +68,7 @@ def _asked() -> tuple[dict, list]:
 
     if _CONFIG.value is None:
         raise ConfigError('no config; try --config=configs/recall.py:demo')
-    given = next(arg.partition('=')[2] for arg in sys.argv if arg.startswith('--config='))
+    given = cli.config_argument(sys.argv)
     path, _, variant = given.partition(':')
     file = sweep.load_config_file(path)
     return _CONFIG.value.to_dict(), file.get_sweep(variant) if hasattr(file, 'get_sweep') else [{}]

@@ -44,7 +44,7 @@ def main(run: Callable[[], int | None], argv: list[str] | None = None) -> None:
         print(interrupt, file=sys.stderr)
         code = 128 + interrupt.signum
     except KeyboardInterrupt:
-        print('stopped at once; the last checkpoint stands', file=sys.stderr)
+        print('stopped at once; what was saved stays, the same command resumes', file=sys.stderr)
         code = 130
     except (ConfigError, RunError, CheckpointError, flags.Error) as error:
         code = fail(' '.join(str(error).split()))
@@ -93,7 +93,7 @@ def _parse(argv: list[str]) -> None:
     if {'--help', '-h'} & {*argv[1:]}:
         print(sys.modules['__main__'].__doc__, flags.FLAGS.main_module_help(), sep='\n')
         sys.exit(0)
-    path = _config_argument(argv).partition(':')[0]
+    path = config_argument(argv).partition(':')[0]
     if path and not Path(path).is_file():
         raise ConfigError(f'{path} is not a file; --config looks like --config=configs/recall.py:demo')
     try:
@@ -107,7 +107,7 @@ def _parse(argv: list[str]) -> None:
                           'as lingrok.config.defaults makes')
 
 
-def _config_argument(argv: list[str]) -> str:
+def config_argument(argv: list[str]) -> str:
     """path:variant of --config=path:variant or --config path:variant."""
     for arg, following in zip(argv, [*argv[1:], ''], strict=True):
         name, equals, value = arg.partition('=')
@@ -126,7 +126,7 @@ def _problem(error: Exception, argv: list[str]) -> str:
     refused = [e for e in chain if isinstance(e, ConfigError)]
     if refused:
         return str(refused[-1])  # the ones before it are wrappings with a traceback in their text
-    path = _config_argument(argv).partition(':')[0]
+    path = config_argument(argv).partition(':')[0]
     for e in reversed(chain):
         frames = traceback.extract_tb(e.__traceback__)
         lines = [frame.lineno for frame in frames if Path(frame.filename).absolute() == Path(path).absolute()]
@@ -141,14 +141,17 @@ def _problem(error: Exception, argv: list[str]) -> str:
             near = difflib.get_close_matches(key, keys, 1)
             return f'the config has no key {key!r}; {suggest(key, group or near or keys)}'
     if isinstance(error, flags.Error):
-        return str(error)
+        allowed = {'invalid literal for int': 'a whole number', 'convert string to float': 'one number'}
+        hint = next((f'; allowed: {kind}; values that differ between replicas go into config.vary'
+                     for text, kind in allowed.items() if text in str(error)), '')
+        return f'{error}{hint}'
     return f'{error}; config flags look like --config.optim.learning_rate=0.1'
 
 
 def _config_keys(argv: list[str]) -> list[str]:
     """Dotted names of all keys of the config file, without overrides."""
     with contextlib.suppress(Exception):
-        return list(_leaves(flags.FLAGS['config'].parser.parse(_config_argument(argv)).to_dict()))
+        return list(_leaves(flags.FLAGS['config'].parser.parse(config_argument(argv)).to_dict()))
     return []
 
 

@@ -209,8 +209,8 @@ class TrainConfig:
     save_count: int = key(10, 'save=log: number of checkpoints after step 0', low=1)
     save_every: int = key(1000, 'save=regular: steps between checkpoints', low=1)
     save_steps: tuple[int, ...] = key((), 'save=listed: the steps', low=0)
-    save_optimizer: str = key('all', 'optimiser state in every checkpoint, or only in the two newest: enough to resume, '
-                              'and analysis needs none', choices=('all', 'last'))
+    save_optimizer: str = key('all', 'optimiser state in every checkpoint, or only in the two newest: enough to '
+                              'resume, and analysis needs none', choices=('all', 'last'))
     layout: str = key('auto', 'replicas of one device side by side (vmap) or one after the other (map); auto: map on '
                       'a CPU, vmap elsewhere. Never changes what a replica computes',
                       choices=('auto', 'vmap', 'map'))

@@ -33,7 +33,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 import lingrok.tasks  # noqa: F401  registers the tasks
-from lingrok import analysis, model, train
+from lingrok import analysis, model, optim, train
 from lingrok.checkpoint import CheckpointError, Checkpoints
 from lingrok.config import NOT_HASHED, Config, TrainConfig, from_dict, require, run_id, to_dict
 from lingrok.log import MetricsWriter, Progress, Series, read_metrics, write_json
@@ -82,6 +82,8 @@ def execute(cfg: Config, directory) -> 'Run':
     Interrupted after a signal, OSError when the disk cannot be written.
     """
     directory = Path(directory).absolute()
+    # Before the directory is claimed: a config that is refused leaves nothing behind.
+    optim.check_patterns(jax.eval_shape(lambda: model.init(jax.random.key(0), cfg.model)), cfg.optim)
     with contextlib.ExitStack() as held:
 
         def claim() -> bool:

@@ -802,3 +802,11 @@ def test_a_run_that_logs_less_often_than_it_lasts(tmp_path):
     done = run.execute(make_config(train_log_every=100, train_eval_every=100), tmp_path)
     assert done.nan_replicas() == [] and 'train/loss' not in done.metrics()
     assert done.metrics()['noisy/loss'].steps.tolist() == [0, 20]
+
+
+def test_a_refused_config_leaves_nothing_behind(tmp_path):
+    wrong = get_config('recall.py:smoke')
+    wrong.optim.frozen = ('embedd',)
+    with pytest.raises(ConfigError, match='embedd'):
+        run.execute(config.from_config_dict(wrong), tmp_path / 'run')
+    assert not (tmp_path / 'run').exists()

@@ -28,7 +28,9 @@ def _cluster():
 
 
 def command(*args):
-    env = os.environ | {'XLA_FLAGS': '--xla_backend_optimization_level=0'}  # compiles faster
+    # One device everywhere: XLA rounds differently for several. The other flag compiles faster.
+    flags = '--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0'
+    env = os.environ | {'XLA_FLAGS': flags}
     run = [sys.executable, str(ROOT / 'experiments' / 'sweep.py'), *map(str, args)]
     ended = subprocess.run(run, capture_output=True, text=True, cwd=ROOT, env=env, timeout=SECONDS)
     assert ended.returncode == 0, ended.stderr
