@@ -115,9 +115,19 @@ class ArrayTask:
         from submitit.helpers import DelayedSubmission
 
         if self._process is not None:
-            self._process.send_signal(signal.SIGTERM)
-            self._process.wait(SAVE_SECONDS)
+            _stop(self._process.pid)
         return DelayedSubmission(ArrayTask(self.command))
+
+
+def _stop(pid: int) -> None:
+    """Asks a child to save and stop, and waits until it has.
+
+    Called from a signal handler that has interrupted `Popen.wait`, whose lock forbids every other wait of Popen.
+    """
+    os.kill(pid, signal.SIGTERM)
+    end = time.monotonic() + SAVE_SECONDS
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None and time.monotonic() < end:
+        time.sleep(0.1)
 
 
 def slurm(command: Command, indices: Sequence[int], directory: Path, options: SlurmConfig) -> str:

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 
 import jax
@@ -309,3 +311,21 @@ def test_runs_of_a_sweep_are_runs(tree, cheap, tmp_path):
     planned = sweep.open_sweep(tmp_path, tree, [{}], budget=1000)
     run.execute(planned.programs[0].config, tmp_path / planned.programs[0].name)
     assert load_run(tmp_path / planned.programs[0].name).coordinates == {'seed': (0, 1)}
+
+
+def test_a_preempted_task_lets_its_program_save(tmp_path):
+    """The signal of submitit arrives while the task waits: the program is told, waited for, and can start again."""
+    code = ('import pathlib, signal, sys, time; here = pathlib.Path(sys.argv[1])\n'
+            'signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), (here / "saved").touch(), sys.exit(0)))\n'
+            '(here / "up").touch(); time.sleep(60)')
+    task, queued_again = launch.ArrayTask([sys.executable, '-c', code, str(tmp_path)]), []
+    asked = signal.signal(signal.SIGUSR2, lambda *_: queued_again.append(task.checkpoint()))
+    try:
+        preempt = lambda: (wait_for((tmp_path / 'up').exists), os.kill(os.getpid(), signal.SIGUSR2))  # noqa: E731
+        threading.Thread(target=preempt).start()
+        began = time.monotonic()
+        task()
+    finally:
+        signal.signal(signal.SIGUSR2, asked)
+    assert (tmp_path / 'saved').exists() and time.monotonic() - began < 30
+    assert queued_again[0].function.command == task.command
