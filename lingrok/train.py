@@ -24,6 +24,8 @@ from lingrok.config import SEED_STREAMS, VARIABLE_OPTIM, Config
 from lingrok.loss import loss_and_grad
 from lingrok.tasks.base import Batch
 
+SKIP_FROM = 1024  # positions of a batch from which the unscored ones are left out of the tail of the model
+
 # A probe measures a model beyond the metrics of its task: (params, batches by split, cfg) -> {metric: value}.
 Probe = Callable[[Any, Mapping[str, Any], Config], dict[str, jax.Array]]
 # Edited parameters by name, evaluated beside the model itself: (params, cfg) -> {name: params}.
@@ -158,7 +160,10 @@ class Programs:
         self.layout = ('map' if jax.default_backend() == 'cpu' else 'vmap') if layout == 'auto' else layout
         self.settings = self.put({name: _column(name, values) for name, values in cfg.coordinates().items()})
         place = self._spread if self._by_batch else _here
-        skip = self.layout == 'map' and not self._by_batch  # choosing positions would gather the batch on one device
+        # Choosing positions takes longer to compile than it saves in small batches, and would gather a batch that is
+        # spread over devices on one of them.
+        large = cfg.train.batch_size * cfg.task.seq_len >= SKIP_FROM
+        skip = self.layout == 'map' and large and not self._by_batch
         self.init_task = self._compile(functools.partial(init_task, cfg=cfg))
         self.init = self._compile(functools.partial(init, cfg=cfg))
         self.train_chunk = self._compile(
