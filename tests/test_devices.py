@@ -11,6 +11,7 @@ import time
 
 import jax
 import numpy as np
+import pytest
 import tiny
 from conftest import ROOT
 
@@ -100,6 +101,7 @@ def ends(started, code=0):
     return outputs
 
 
+@pytest.mark.slow
 def test_two_processes_compute_what_one_computes(tmp_path):
     """Killed half way, resumed, one of the two asked to stop, resumed: bit for bit what one process computes."""
     args = ['--config.train.num_steps=4000', '--config.train.eval_every=1000', '--config.train.save_count=4',

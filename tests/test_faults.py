@@ -60,6 +60,7 @@ def same(one, other):
     return True
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(tmp_path):
     """26 SIGKILLs, at least 10 of them inside a checkpoint write, in two runs side by side."""
     flags = '--xla_backend_optimization_level=0'  # compiles faster; the same in all processes that are compared
