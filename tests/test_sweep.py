@@ -238,6 +238,7 @@ def test_bad_commands_end_in_one_line(args, message, tmp_path):
     assert line.startswith('error: ') and message in line
 
 
+@pytest.mark.slow
 def test_local_launcher(tmp_path):
     """Programs in processes of their own; what fails is named at the end, what is finished is not run again."""
     common = ['--config=configs/recall.py:smoke', f'--workdir={tmp_path}', '--max_replicas=2']
