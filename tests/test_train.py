@@ -284,10 +284,21 @@ def test_the_others_go_on_bit_for_bit():
     assert without.state.nan_step.tolist() == [-1] * 4
 
 
+def test_an_update_that_overflows_is_not_taken():
+    """The loss of step 0 is finite, what it would do to the parameters is not."""
+    result = Result({'seed': (0, 1, 2, 3), 'optim.learning_rate': (0.1, 1e38, 0.1, 0.1)})
+    assert result.state.nan_step.tolist() == [-1, 0, -1, -1]
+    assert_same(pick(result.state.params, 1), pick(result.start.params, 1))
+
+
 def test_a_frozen_replica_stays_frozen_whatever_comes():
-    """With the cause gone, it is still frozen: what it reports has an end, and no gap."""
-    p, (result, _) = programs(), exploded()
-    settings = settings_of(p, make_config({'seed': (0, 1, 2, 3), 'optim.learning_rate': (0.1,) * 4}))
-    state, losses = p.train_chunk(p.put(result.state), p.put(result.task_state), settings, np.int32(CAPACITY))
-    assert np.isnan(p.fetch(losses)[1]).all() and np.isfinite(p.fetch(losses)[[0, 2, 3]]).all()
-    assert_same(pick(p.fetch(state).params, 1), pick(result.state.params, 1))
+    """Even where it could go on: what it reports has an end, and no gap."""
+    p, sound = programs(), reference()
+    state = sound.state._replace(nan_step=np.array([-1, 5, -1, -1], np.int32))
+    state, losses = p.train_chunk(p.put(state), p.put(sound.task_state), sound.settings, np.int32(CAPACITY))
+    state, losses = p.fetch((state, losses))
+    assert np.isnan(losses[1]).all() and np.isfinite(losses[[0, 2, 3]]).all()
+    assert state.nan_step.tolist() == [-1, 5, -1, -1] and state.step.tolist() == [2 * CAPACITY] * NUM
+    for field in ('params', 'opt_state'):
+        assert_same(pick(getattr(state, field), 1), pick(getattr(sound.state, field), 1))
+    assert (state.params['blocks_0']['k'][0] != sound.state.params['blocks_0']['k'][0]).any()
