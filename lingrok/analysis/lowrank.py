@@ -55,7 +55,7 @@ def truncate(params, cfg: ModelConfig, role: str, layer: int, rank_fraction: flo
     shape = jax.eval_shape(lambda p: matrix(p, cfg, role, layer), params).shape
     factored_ov = role == 'ov' and cfg.value_output == 'factored'
     full = min(*shape[-2:], cfg.d_head) if factored_ov else min(shape[-2:])
-    rank = int(rank_fraction * full + 1e-6)  # .7 * 10 is 6.999... in binary
+    rank = int(rank_fraction * full + 1e-6)  # .29 * 100 is 28.999... in binary
     if rank == full:
         return params
     block = params[f'blocks_{layer}']
