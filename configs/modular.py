@@ -18,7 +18,7 @@ from lingrok import config as lingrok_config
 from lingrok.sweep import grid
 
 DEPTHS = {'d1': 1, 'd2': 2, 'd4': 4, 'd6': 6}
-VARIANTS = ('demo', 'phase', 'smoke', *DEPTHS)
+VARIANTS = ('demo', 'phase', 'regression', 'smoke', *DEPTHS)
 DECAYED = ('embed', 'unembed', *(f'blocks.*.{role}' for role in ('q', 'k', 'v', 'o', 'mlp_in', 'mlp_out')))
 
 
@@ -77,7 +77,7 @@ def get_config(variant: str = ''):
     config.eval.batch_size = 1024
     config.vary.seed.all = (0, 1, 2)
 
-    if variant in ('demo', 'phase', 'smoke'):
+    if variant in ('demo', 'phase', 'regression', 'smoke'):
         config.task.p = 7
         config.task.num_examples = 16
         config.task.num_tasks = 36
@@ -118,6 +118,22 @@ def get_config(variant: str = ''):
         config.task.splits = ('id_train', 'id_test', 'ood_train', 'ood_test', 'ood_forced')
         config.train.eval_every = 150
         config.vary.seed.all = (0, 1, 2)
+        config.vary.task.num_tasks = ()
+    if variant == 'regression':
+        config.task.p = 11
+        config.task.num_examples = 24
+        config.task.num_tasks = 108
+        config.task.splits = ('id_train', 'ood_train', 'id_forced', 'ood_forced')
+        config.task.weight_unsolvable = 0.0
+        config.task.weight_uncovered = 4.0
+        config.task.weight_from = 1400
+        config.optim.decay_share = 0.45
+        config.train.num_steps = 4000
+        config.train.batch_size = 108
+        config.train.eval_every = 200
+        config.train.save_count = 12
+        config.eval.batch_size = 1080
+        config.vary.seed.all = (0, 1, 2, 3)
         config.vary.task.num_tasks = ()
     if variant == 'smoke':
         config.task.num_examples = 4

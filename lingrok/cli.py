@@ -4,12 +4,15 @@ import contextlib
 import csv
 import difflib
 import errno
+import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 from absl import flags
 
 _MULTIHOST = flags.DEFINE_bool(
@@ -19,8 +22,11 @@ _MULTIHOST = flags.DEFINE_bool(
 EXIT_FAILED, EXIT_USAGE, EXIT_NAN = 1, 2, 4  # after a signal: 128 + its number, as a shell expects
 
 
-def main(run: Callable[[], int | None], argv: list[str] | None = None) -> None:
-    """Parses the flags, calls `run` and exits. What a user can mend ends in one line on stderr and exit code 2."""
+def main(run: Callable[..., int | None], argv: list[str] | None = None, *, paths: bool = False) -> None:
+    """Parses the flags, calls `run` and exits. What a user can mend ends in one line on stderr and exit code 2.
+
+    paths: the script takes arguments that are no flags; `run` gets their list.
+    """
     import jax
 
     # One virtual device a core: replicas then train side by side, each on its own core. Settled before jax starts.
@@ -35,11 +41,11 @@ def main(run: Callable[[], int | None], argv: list[str] | None = None) -> None:
 
     joined = False
     try:
-        _parse(sys.argv if argv is None else argv)
+        rest = _parse(sys.argv if argv is None else argv, paths)
         if _MULTIHOST.value:
             joined = True
             _join_processes()
-        code = run()
+        code = run(rest) if paths else run()
     except Interrupted as interrupt:
         print(interrupt, file=sys.stderr)
         code = 128 + interrupt.signum
@@ -84,8 +90,8 @@ def fail(message: str) -> int:
     return EXIT_USAGE
 
 
-def _parse(argv: list[str]) -> None:
-    """Parses absl flags. Whatever absl, ml_collections or the config file raise becomes a ConfigError."""
+def _parse(argv: list[str], paths: bool) -> list[str]:
+    """Parses absl flags; returns the other arguments. Whatever absl or the config file raise becomes a ConfigError."""
     from ml_collections import ConfigDict
 
     from lingrok.config import ConfigError
@@ -100,11 +106,12 @@ def _parse(argv: list[str]) -> None:
         rest = flags.FLAGS(argv)
     except Exception as error:
         raise ConfigError(_problem(error, argv)) from error
-    if len(rest) > 1:
+    if len(rest) > 1 and not paths:
         raise ConfigError(f'unexpected argument {rest[1]!r}; flags look like --config=configs/recall.py:demo')
     if path and not isinstance(flags.FLAGS['config'].value, ConfigDict):
         raise ConfigError(f'get_config of {path} returned {flags.FLAGS["config"].value!r}; allowed: a ConfigDict, such '
                           'as lingrok.config.defaults makes')
+    return rest[1:]
 
 
 def config_argument(argv: list[str]) -> str:
@@ -163,8 +170,101 @@ def _leaves(tree: Mapping, prefix: str = ''):
             yield prefix + name
 
 
+class Expected(NamedTuple):
+    """A number to compare with: of what, which, from where, and the quantity measured here ('name' or 'name[3]')."""
+
+    what: str
+    value: str
+    source: str
+    quantity: str
+
+
+def experiment(measure: Callable, figure: Callable, *, task: str, expected: Sequence[Expected] = (),
+               frame: Callable | None = None, curves: Sequence[str] = ()) -> None:
+    """The main program of an analysis script: `script.py RUN` measures a run directory and draws one figure.
+
+    Writes <name>.png, .pdf, .csv (the numbers) and .json (caption, expected numbers beside the measured ones) to the
+    `figures` folder of the run, where <name> is that of the script, and prints the comparison.
+
+    Args:
+        measure: (run, steps=..., seed=...) -> {name: Series}; as a rule `run.measure(fn, ...)`.
+        figure: (series, config) -> Figure, of the last step measured.
+        task: name of the task that the run must be of.
+        expected: numbers to print beside the measured ones.
+        frame: draw(axis, {name: array of one step and replica}, config): a film strip, where several steps are asked.
+        curves: quantities drawn against the step where several steps are asked for.
+    """
+    name = Path(sys.argv[0]).stem
+    own = {'module_name': sys.argv[0]}
+    steps = flags.DEFINE_string('steps', 'last', 'saved steps: last, all, or a list such as 0,100,900', **own)
+    seed = flags.DEFINE_integer('seed', 0, 'of what the measurement draws', **own)
+    out = flags.DEFINE_string('out', '', 'folder of the results; by default the figures folder of the run', **own)
+
+    def go(paths: list[str]) -> None:
+        from lingrok import figures, load_run
+        from lingrok.config import ConfigError, require
+
+        if len(paths) != 1:
+            raise ConfigError(f'{len(paths)} run directories given; try: python {sys.argv[0]} runs/<name>-<id>')
+        run = load_run(paths[0])
+        require(run.task.NAME == task, f'{run.path} is a run of the task {run.task.NAME}; this script reads {task}')
+        require(bool(run.steps), f'{run.path} has no checkpoint yet')
+        chosen = _chosen_steps(steps.value, run.steps)
+        series = measure(run, steps=chosen, seed=seed.value)
+        several = len(chosen) > 1 and (frame or curves)
+        drawn = figures.style.dynamics(series, run.config, frame=frame, curves=curves) if several else figure(
+            series, run.config)
+        directory = Path(out.value) if out.value else Path(run.path) / 'figures'
+        stem = f'{name}_steps' if several else name
+        path = write_figure(drawn, directory, stem, series)
+        compared = compare(series, run.config, expected)
+        report = {'caption': ' '.join((figure.__doc__ or '').split()), 'run': str(run.path), 'steps': chosen,
+                  'seed': seed.value, 'expected': compared}
+        (directory / f'{stem}.json').write_text(json.dumps(report, indent=1) + '\n')
+        for row in compared:
+            print(f'{row["what"]}: expected {row["value"]} ({row["source"]}); measured {row["measured"]}')
+        print(f'figure: {path} (and .pdf, .csv, .json)')
+
+    main(go, paths=True)
+
+
+def _chosen_steps(text: str, saved: list[int]) -> list[int]:
+    from lingrok.config import require
+
+    if text in ('last', 'all'):
+        return saved if text == 'all' else saved[-1:]
+    parts = text.split(',')
+    require(all(part.strip().isdigit() for part in parts), f'--steps={text}; allowed: last, all, or a list of {saved}')
+    chosen = sorted({int(part) for part in parts})
+    missing = [step for step in chosen if step not in saved]
+    require(not missing, f'--steps: the run has no checkpoint of step {missing and missing[0]}; it has {saved}')
+    return chosen
+
+
+def compare(series: Mapping, config, expected: Sequence[Expected]) -> list[dict]:
+    """Expected numbers beside the measured ones: mean and 95 % interval over the replicas of every setting."""
+    from lingrok.metrics import text
+
+    rows = []
+    for entry in expected:
+        name, _, index = entry.quantity.partition('[')
+        measured = {}
+        if name in series:
+            values = series[name].values[-1]
+            place = tuple(int(i) for i in index.rstrip(']').split(',')) if index else ()
+            if values.ndim == 1 + len(place) and all(-n <= i < n for i, n in zip(place, values.shape[1:], strict=True)):
+                values = values[(slice(None), *place)]
+                measured = {label: text(values[group]) for label, group in config.groups().items()}
+        shown = '; '.join(f'{label}: {value}' if label else value for label, value in measured.items())
+        rows.append({**entry._asdict(), 'measured': shown or 'not in this run'})
+    return rows
+
+
 def write_figure(figure, directory: Path, name: str, series: Mapping) -> Path:
-    """Writes name.png, name.pdf and the numbers behind them, name.csv (quantity, step, replica, value)."""
+    """Writes name.png, name.pdf and the numbers behind them, name.csv (quantity, step, replica, index, value).
+
+    index: place in a quantity that has axes, '3' or '3/5', empty where it is one number a replica.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     figure.get_layout_engine().execute(figure)
     figure.set_layout_engine('none')  # laid out once and not once a file
@@ -172,9 +272,8 @@ def write_figure(figure, directory: Path, name: str, series: Mapping) -> Path:
     figure.savefig(directory / f'{name}.png', dpi=200)
     with (directory / f'{name}.csv').open('w', newline='') as file:
         rows = csv.writer(file)
-        rows.writerow(('quantity', 'step', 'replica', 'value'))
+        rows.writerow(('quantity', 'step', 'replica', 'index', 'value'))
         for quantity, (steps, values) in series.items():
-            if values.ndim == 2:
-                rows.writerows((quantity, step, replica, f'{value:.6g}')
-                               for step, row in zip(steps, values, strict=True) for replica, value in enumerate(row))
+            rows.writerows((quantity, steps[i], replica, '/'.join(map(str, place)), f'{value:.6g}')
+                           for (i, replica, *place), value in np.ndenumerate(values))
     return directory / f'{name}.png'

@@ -510,10 +510,34 @@ class Run:
         require(split in allowed, f'split {split!r}; allowed: {", ".join(allowed)}')
         return self.task.sample(self.task_state(replica), key, split=split, batch_size=batch_size)
 
-    def apply(self, tokens_BL, *, step: int | None = None, replica: int = 0, hooks=None, capture=()):
-        """Logits and captured activations of the model at a saved step; see `model.apply`."""
-        params, tokens_BL = jax.tree.map(jax.numpy.asarray, (self.params(step, replica), tokens_BL))
+    def apply(self, tokens_BL, *, step: int | None = None, replica: int = 0, params=None, hooks=None, capture=()):
+        """Logits and captured activations of the model at a saved step, or of `params`; see `model.apply`."""
+        params = self.params(step, replica) if params is None else params
+        params, tokens_BL = jax.tree.map(jax.numpy.asarray, (params, tokens_BL))
         return model.apply(params, tokens_BL, cfg=self.config.model, hooks=hooks, capture=capture)
+
+    def measure(self, fn, *, steps=None, seed: int = 0) -> dict[str, Series]:
+        """A measurement of every replica at saved steps: name -> (steps (T,), values (T, S, ...)).
+
+        fn(params, task_state, key, cfg) -> {name: array} is a pure function of one replica, compiled once; see
+        `lingrok.analysis`. steps: the last one by default. A replica's key comes from its evaluation seed and `seed`,
+        so what is measured of it does not depend on what it was grouped with.
+        """
+        steps = self.steps[-1:] if steps is None else list(steps)
+        require(bool(steps), f'{self.path} has no checkpoint yet')
+        one = jax.jit(lambda params, state, key: fn(params, state, key, self.config))
+        state_S = self.task_state(replica=None)
+        seeds = self.config.coordinates()['seed.eval']
+        keys = [jax.random.fold_in(train.stream_key({'seed.eval': s}, 'eval'), 1 + seed) for s in seeds]
+
+        def at(step) -> dict:
+            params_S = self.params(step, replica=None)
+            found = [jax.device_get(one(self._pick(params_S, r), self._pick(state_S, r), keys[r]))
+                     for r in range(self.config.num_replicas)]
+            return {name: np.stack([values[name] for values in found]) for name in found[0]}
+
+        table = [at(step) for step in steps]
+        return {name: Series(np.array(steps), np.stack([row[name] for row in table])) for name in table[0]}
 
     def summary(self) -> str:
         """The headline metrics at the last evaluation, with their spread over replicas."""

@@ -416,10 +416,11 @@ def rows(directory) -> Iterator[dict]:
     """One long table of what the programs of a sweep have measured so far: a dict for every point and step.
 
     Keys: index (program), replica, the coordinates, step, and the quantities measured at this step; a quantity with one
-    axis is 'name[0]', 'name[1]', ... Programs that have not started have no rows.
+    axis is 'name[0]', 'name[1]', ... Programs that have not started have no rows. The directory of a single run is a
+    sweep of one program.
     """
     directory = Path(directory)
-    stored = read_json(directory)
+    stored = _as_sweep(directory)
     for index, entry in enumerate(stored['programs']):
         if not (directory / entry['directory'] / 'metrics.jsonl').exists():
             continue
@@ -436,6 +437,15 @@ def rows(directory) -> Iterator[dict]:
             place |= dict(zip(stored['columns'], stored['points'][point], strict=True))
             for step in sorted(by_step):
                 yield place | {'step': step} | {name: value_S[replica] for name, value_S in by_step[step].items()}
+
+
+def _as_sweep(directory: Path) -> dict:
+    """sweep.json; for the directory of a single run what its own would say."""
+    if (directory / 'sweep.json').exists() or not (directory / 'config.json').exists():
+        return read_json(directory)
+    vary = run.load_run(directory).coordinates
+    points = list(zip(*vary.values(), strict=True)) or [()]
+    return {'columns': list(vary), 'points': points, 'programs': [{'directory': '.', 'rows': range(len(points))}]}
 
 
 def collect(directory) -> Path:

@@ -4,5 +4,6 @@ TRAINING names, for each task, the figure that a finished run ends with: (metric
 """
 
 from lingrok.figures import modular, recall
+from lingrok.figures import style as style
 
 TRAINING = {'modular': modular.training, 'recall': recall.training}

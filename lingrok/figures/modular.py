@@ -7,13 +7,8 @@ from matplotlib.figure import Figure
 
 from lingrok.config import Config
 from lingrok.figures.style import (
-    BLUE,
-    GREEN,
+    COLORS,
     GREY,
-    ORANGE,
-    PURPLE,
-    RED,
-    SKY,
     band,
     finish,
     floor,
@@ -23,7 +18,6 @@ from lingrok.figures.style import (
 )
 from lingrok.metrics import interval
 
-COLORS = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY, GREY)
 NAMES = {'id_train': 'training tasks', 'ood_train': 'unseen tasks', 'id_test': 'training tasks, unseen inputs',
          'ood_test': 'unseen tasks, unseen inputs'}
 
@@ -78,4 +72,31 @@ def training(series: Mapping, cfg: Config) -> Figure:
         axis.set_xlim(0, cfg.train.num_steps)
     finish(figure, axes, xlabel='step', note=f'{cfg.name}: {replicas_note(min(map(len, groups.values())))}')
     shots.set_xlabel('shots')
+    return figure
+
+
+@styled
+def shots(series: Mapping, cfg: Config) -> Figure:
+    """Accuracy and loss against the number of examples before the query, on seen and unseen tasks.
+
+
+    One colour a setting. Dotted and dashed in grey: ratio matching and the Bayes predictor that holds all tasks for
+    equally likely, on the same rows. What lies above ratio matching combines examples.
+    """
+    splits = [split for split in NAMES if f'{split}/accuracy_by_shot' in series]
+    figure, axes = new_figure(2, len(splits), height=4.2)
+    for split, (accuracy, loss) in zip(splits, axes.T, strict=True):
+        for color, (setting, replicas) in zip(COLORS, cfg.groups().items(), strict=False):
+            for axis, quantity in ((accuracy, 'accuracy'), (loss, 'loss')):
+                values_SK = series[f'{split}/{quantity}_by_shot'].values[-1][replicas]
+                band(axis, np.arange(values_SK.shape[1]), values_SK.T, color=color, label=setting or 'model')
+        for name, label, linestyle in (('ratio', 'ratio matching', ':'), ('bayes_uniform', 'Bayes, all tasks', '--')):
+            curve = np.nanmean(series[f'{split}/accuracy_by_shot/{name}'].values[-1], 0)
+            accuracy.plot(np.arange(len(curve)), curve, color=GREY, linewidth=0.9, linestyle=linestyle, label=label)
+        floor(loss, np.log(cfg.task.p), 'guess')
+        accuracy.set_ylim(0, 1.02)
+        accuracy.set_title(NAMES[split], pad=26)
+    axes[0, 0].set_ylabel('accuracy')
+    axes[1, 0].set_ylabel('loss (nats)')
+    finish(figure, axes, xlabel='shots', note=f'{cfg.name}: {replicas_note(min(map(len, cfg.groups().values())))}')
     return figure

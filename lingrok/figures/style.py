@@ -1,6 +1,7 @@
 """One style for all figures: sizes for one and two columns of a paper, colour-blind safe colours, text as text."""
 
 import functools
+from collections.abc import Callable, Mapping, Sequence
 
 import matplotlib
 import numpy as np
@@ -14,6 +15,8 @@ ONE_COLUMN, TWO_COLUMNS = 3.3, 6.9  # inches
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY = (
     '#0072B2', '#E69F00', '#009E73', '#D55E00', '#CC79A7', '#56B4E9', '#555555',
 )
+COLORS = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY, GREY)
+FRAMES = 8  # most frames of a film strip
 
 RC = {
     'font.size': 8,
@@ -65,6 +68,44 @@ def floor(axes, value: float, label: str, *, below: bool = False) -> None:
     axes.axhline(value, color=GREY, linewidth=0.9, linestyle=':')
     axes.annotate(label, (1, value), xycoords=('axes fraction', 'data'), xytext=(-2, -2 if below else 2),
                   textcoords='offset points', ha='right', va='top' if below else 'bottom', fontsize=6.5, color=GREY)
+
+
+def picture(axes, image, *, title: str = '', cmap: str = 'viridis', vmin: float | None = None,
+            vmax: float | None = None):
+    """A matrix as an image, first axis downwards, without ticks; returns the image for a colour bar."""
+    shown = axes.imshow(image, cmap=cmap, vmin=vmin, vmax=vmax, interpolation='nearest', aspect='auto')
+    axes.set_title(title, fontsize=7, pad=2)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    return shown
+
+
+@styled
+def dynamics(series: Mapping, cfg, *, frame: Callable | None, curves: Sequence[str]) -> Figure:
+    """A measurement along training: a film strip of replica 0, and curves of quantities, one colour a setting."""
+    steps = next(iter(series.values())).steps
+    chosen = np.unique(np.linspace(0, len(steps) - 1, min(FRAMES, len(steps))).round().astype(int))
+    curves = [name for name in curves if name in series]
+    columns = max(len(chosen) if frame else 1, 1)
+    figure = Figure(figsize=(TWO_COLUMNS, (1.3 if frame else 0) + (2.2 if curves else 0)), layout='constrained')
+    top, bottom = (figure.subfigures(2, 1, height_ratios=(1.3, 2.2)) if frame and curves else (figure, figure))
+    if frame:
+        for axis, t in zip(top.subplots(1, columns, squeeze=False)[0], chosen, strict=True):
+            frame(axis, {name: x.values[t, 0] for name, x in series.items()}, cfg)
+            axis.set_title(f'step {steps[t]}', fontsize=7, pad=2)
+    if curves:
+        panels = bottom.subplots(1, len(curves), squeeze=False)[0]
+        for axis, name in zip(panels, curves, strict=True):
+            for color, (setting, replicas) in zip(COLORS, cfg.groups().items(), strict=False):
+                band(axis, steps, series[name].values[:, replicas], color=color, label=setting or 'model')
+            axis.set_xscale('symlog', linthresh=max(1, steps[1] if len(steps) > 1 else 1))
+            axis.set_xlabel('step')
+            axis.set_ylabel(name.replace('_', ' '))
+        panels[0].legend(loc='best')
+    smallest = min(map(len, cfg.groups().values()))
+    figure.suptitle(f'{cfg.name}: ' + ('frames of replica 0; ' if frame else '')
+                    + (f'curves: {replicas_note(smallest)}' if curves else ''), fontsize=8)
+    return figure
 
 
 def finish(figure: Figure, axes, *, xlabel: str, note: str) -> None:

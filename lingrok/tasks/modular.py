@@ -227,16 +227,14 @@ class Modular:
             index_BS, valid_B = index_BS.at[:, -1].set(query_B), valid_B & has_query_B
         inputs_BS2 = state.inputs_T2[index_BS]
 
-        z_BS = jnp.sum(task_B2[:, None] * inputs_BS2, -1) % p
+        shift_BS = None
         rate = self.label_noise_train if training else self.label_noise_test
         if rate:
-            wrong_BS, shift_BS = jax.random.uniform(noise_key, (2, B, S))
+            wrong_BS, size_BS = jax.random.uniform(noise_key, (2, B, S))
             wrong_BS = (wrong_BS < rate) & (training | (jnp.arange(S) < S - 1))
-            z_BS = (z_BS + wrong_BS * (1 + jnp.floor(shift_BS * (p - 1)).astype(jnp.int32))) % p
-        flat = jnp.concatenate([inputs_BS2, z_BS[..., None]], -1).reshape(B, 3 * S)
-        tokens_BL, targets_BL = flat[:, :-1], flat[:, 1:]
-
-        groups = {'task_B2': task_B2, 'valid_B': valid_B, **self.coverage(inputs_BS2)}
+            shift_BS = wrong_BS * (1 + jnp.floor(size_BS * (p - 1)).astype(jnp.int32))
+        batch = self.rows(task_B2, inputs_BS2, shift_BS)
+        groups = batch.groups | {'valid_B': valid_B}
         weights_BS = jnp.ones((B, S)) * valid_B[:, None]
         if not self.zero_shot:
             weights_BS = weights_BS.at[:, 0].set(0)
@@ -246,8 +244,21 @@ class Modular:
                                                                        self.weight_unsolvable))
         if part in ('mixed', 'forced'):
             weights_BS = weights_BS.at[:, :-1].set(0)
-        mask_BL = jnp.zeros((B, 3 * S - 1)).at[:, 1::3].set(weights_BS)
-        return Batch(tokens_BL, targets_BL, mask_BL, groups)
+        return batch._replace(mask_BL=jnp.zeros((B, 3 * S - 1)).at[:, 1::3].set(weights_BS), groups=groups)
+
+    def rows(self, task_B2: jax.Array, inputs_BS2: jax.Array, shift_BS: jax.Array | None = None) -> Batch:
+        """Rows of given examples, every one scored: tasks (B, 2), inputs (B, S, 2) with any number S of examples.
+
+        shift_BS: added to z modulo p (label noise). groups: see `sample`; every row is valid.
+        """
+        B, S = inputs_BS2.shape[:2]
+        z_BS = jnp.sum(task_B2[:, None] * inputs_BS2, -1) % self.p
+        if shift_BS is not None:
+            z_BS = (z_BS + shift_BS) % self.p
+        flat = jnp.concatenate([inputs_BS2, z_BS[..., None]], -1).reshape(B, 3 * S)
+        groups = {'task_B2': task_B2, 'valid_B': jnp.ones(B, bool), **self.coverage(inputs_BS2)}
+        mask_BL = jnp.broadcast_to((jnp.arange(3 * S - 1) % 3 == 1).astype(jnp.float32), (B, 3 * S - 1))
+        return Batch(flat[:, :-1], flat[:, 1:], mask_BL, groups)
 
     def _draw_inputs(self, key, shape, size):
         """Indices below `size`, with replacement or, where asked for, distinct within a row."""
@@ -292,7 +303,11 @@ class Modular:
         return some_BS.astype(jnp.int32) + (some_BS & (lowest_BS < highest_BS))
 
     def metrics(self, logits_BLV: jax.Array, batch: Batch) -> dict[str, jax.Array]:
-        """Loss and accuracy over all scored queries, by shot, and at the last one; the last one also by coverage."""
+        """Loss and accuracy over all scored queries, by shot, and at the last one; the last one also by coverage.
+
+        saturated: share of scored queries whose float32 softmax loss is exactly 0, which teach nothing any more and
+        which the mean over positive losses of the official code leaves out.
+        """
         log_probs_BS = label_log_probs(logits_BLV[:, 1::3], batch.targets_BL[:, 1::3])
         hit_BS = (jnp.argmax(logits_BLV[:, 1::3], -1) == batch.targets_BL[:, 1::3]).astype(jnp.float32)
         scored_BS = (batch.mask_BL[:, 1::3] > 0).astype(jnp.float32)
@@ -304,6 +319,7 @@ class Modular:
             'loss_last': -masked_mean(log_probs_BS[:, -1], valid_B),
             'accuracy': masked_mean(hit_BS, scored_BS),
             'accuracy_last': masked_mean(hit_B, valid_B),
+            'saturated': masked_mean((log_probs_BS == 0).astype(jnp.float32), scored_BS),
             'accuracy_last_not_copied': masked_mean(hit_B, valid_B & ~last['copied']),
             'accuracy_last_covered': masked_mean(hit_B, valid_B & last['covered'] & ~last['copied']),
             'accuracy_last_not_covered': masked_mean(hit_B, valid_B & ~last['covered']),
