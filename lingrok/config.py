@@ -204,6 +204,11 @@ class TrainConfig:
     batch_size: int = key(128, 'sequences an update', low=1)
     log_every: int = key(10, 'steps between logged training losses', low=1)
     eval_every: int = key(50, 'steps between evaluations', low=1)
+    loss: str = key('softmax', 'cross-entropy of the softmax as every framework computes it, which is exactly 0 in '
+                    'float32 once the target leads by 17; the same to full precision (exact), which is not; or with '
+                    'stablemax (arXiv 2501.04697) for the exponential', choices=('softmax', 'exact', 'stablemax'))
+    loss_mean: str = key('scored', 'mean over all scored positions, or over those whose loss is positive, as the '
+                         'official modular code does', choices=('scored', 'positive'))
     save: str = key('log', 'steps of the checkpoints: log-spaced, regular, or listed; the first and last step are '
                     'always saved', choices=('log', 'regular', 'listed'))
     save_count: int = key(10, 'save=log: number of checkpoints after step 0', low=1)
@@ -494,4 +499,9 @@ def run_id(config: Config) -> str:
         path = Path(tree['task'][field])
         if path.is_file():  # the content counts, not the place
             tree['task'][field] = hashlib.sha256(path.read_bytes()).hexdigest()
+    # A key that a later version adds has changed nothing where it keeps its default.
+    for section, cls in {'task': type(config.task), **SECTIONS}.items():
+        default = json.loads(json.dumps(_as_dict(cls)))
+        if section in tree:
+            tree[section] = {name: x for name, x in tree[section].items() if name not in default or x != default[name]}
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:8]

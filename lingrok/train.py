@@ -82,7 +82,8 @@ def train_step(
     batch = cfg.task.sample(task_state, key, split='train', batch_size=cfg.train.batch_size, step=state.step)
     batch = place(batch)
     trainable, frozen = optim.split(state.params, cfg.optim.frozen)
-    loss, grads = loss_and_grad(trainable, frozen, batch, cfg=cfg.model, skip=skip)
+    loss, grads = loss_and_grad(trainable, frozen, batch, cfg=cfg.model, skip=skip, form=cfg.train.loss,
+                                mean=cfg.train.loss_mean)
     updates, opt_state = _optimizer(settings, cfg).update(grads, state.opt_state, trainable)
     new_params = optim.merge(optax.apply_updates(trainable, updates), frozen)
 

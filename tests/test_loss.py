@@ -115,3 +115,37 @@ def test_masked_mean():
     assert masked_mean(values, np.array([0.3, 0, 0.1, 0])) == pytest.approx(1.5)
     assert masked_mean(values, np.array([True, False, False, True])) == 4.5
     assert np.isnan(masked_mean(values, np.zeros(4)))
+
+
+def test_exact_loss_keeps_its_digits_where_the_softmax_is_zero():
+    logits, targets, one = jnp.array([[20.0, 0.0, -1.0]]), jnp.array([0]), jnp.ones(1)
+    truth = math.log1p(math.exp(-20) + math.exp(-21))
+    assert loss.cross_entropy(logits, targets, one) == 0
+    np.testing.assert_allclose(loss.cross_entropy(logits, targets, one, form='exact'), truth, rtol=1e-5)
+    slope = jax.grad(lambda x: loss.cross_entropy(x, targets, one, form='exact'))(logits)
+    np.testing.assert_allclose(slope[0, 1:], np.exp([-20, -21]), rtol=1e-4)
+    np.testing.assert_allclose(slope[0, 0], -slope[0, 1:].sum(), rtol=1e-4)
+
+
+def test_exact_loss_is_the_softmax_loss():
+    rng = np.random.default_rng(0)
+    logits, targets = rng.normal(size=(50, 7)).astype(np.float32) * 9, rng.integers(0, 7, 50)
+    both = [jax.value_and_grad(functools.partial(loss.cross_entropy, targets=targets, weights=jnp.ones(50), form=form))(
+        jnp.asarray(logits)) for form in ('softmax', 'exact')]
+    for a, b in zip(*both, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-7)
+    far = loss.cross_entropy(jnp.array([[-200.0, 200.0]]), jnp.array([0]), jnp.ones(1), form='exact')
+    np.testing.assert_allclose(far, 400)
+
+
+def test_stablemax_by_hand():
+    value = loss.cross_entropy(jnp.array([[2.0, -1.0, 0.0]]), jnp.array([1]), jnp.ones(1), form='stablemax')
+    np.testing.assert_allclose(value, -math.log(0.5 / (3 + 0.5 + 1)), rtol=1e-6)
+
+
+def test_mean_over_positive_losses_leaves_out_what_is_solved():
+    logits, targets = jnp.array([[30.0, 0.0], [0.0, 0.0]]), jnp.array([0, 0])
+    np.testing.assert_allclose(loss.cross_entropy(logits, targets, jnp.ones(2)), math.log(2) / 2, rtol=1e-6)
+    value = loss.cross_entropy(logits, targets, jnp.ones(2), mean='positive')
+    np.testing.assert_allclose(value, math.log(2), rtol=1e-6)
+    assert loss.cross_entropy(logits[:1], targets[:1], jnp.ones(1), mean='positive') == 0
