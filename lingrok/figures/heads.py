@@ -1,0 +1,90 @@
+"""Figures of attention heads, of parts taken out, and of activations put in. Numbers in, Figure out."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from lingrok.config import Config
+from lingrok.figures.style import (
+    COLORS,
+    GREY,
+    TWO_COLUMNS,
+    picture,
+    replicas_note,
+    styled,
+)
+from lingrok.metrics import interval
+
+MARKERS = 'os^Dv<>*'
+CRITERIA = ('self', '1 back', '2 back', '3 back', 'first\ntoken', 'own\nslot')
+
+
+def dots(axis, x, values_SX, *, color: str, label: str = '', marker: str = 'o') -> None:
+    """Means over replicas as dots with 95 % intervals."""
+    mean, half = interval(values_SX, 0)
+    axis.errorbar(x, mean, np.where(np.isfinite(half), half, 0), color=color, label=label, marker=marker, markersize=3,
+                  linestyle='none', linewidth=0.8)
+
+
+@styled
+def attention(series: Mapping, cfg: Config) -> Figure:
+    """Attention of every head on one row (Fig 6a, 11), and what the heads of a layer look at most.
+
+    Maps: one replica of the first and of the last setting, rows are layers. Below, left: the largest mass that any
+    head of a layer puts on a token so far back, on token 0, or on tokens of its own slot; heads have no order that
+    seeds share. Grey: a uniform pattern. Right: mass of the y queries of the last layer by distance, of the first
+    replica mapped; period 6 is every second example.
+    """
+    layers, heads = cfg.model.num_layers, cfg.model.num_heads
+    groups = cfg.groups()
+    shown = list(dict.fromkeys((list(groups)[0], list(groups)[-1]))) if heads <= 4 else list(groups)[:1]
+    size = min(1.4, TWO_COLUMNS / (heads * len(shown)))
+    figure = Figure(figsize=(TWO_COLUMNS, layers * (size + 0.25) + 3), layout='constrained')
+    maps, below = figure.subfigures(2, 1, height_ratios=(layers * (size + 0.25) + 0.3, 2.5))
+    *parts, bar = maps.subfigures(1, len(shown) + 1, width_ratios=[1] * len(shown) + [0.11 * len(shown)])
+    for part, setting in zip(parts, shown, strict=True):
+        replica = groups[setting][0]
+        row = {name: series[f'map/{name}'].values[-1, replica] for name in ('pattern', 'tokens', 'task', 'unseen')}
+        panels = part.subplots(layers, heads, squeeze=False)
+        for (layer, head), axis in np.ndenumerate(panels):
+            image = picture(axis, row['pattern'][layer, head], title=f'{layer}.{head}', vmin=0, vmax=1)
+            axis.set_aspect('equal')
+        panels[-1, 0].set_xlabel('key')
+        panels[-1, 0].set_ylabel('query')
+        kind = 'unseen task' if row['unseen'] else 'training task'
+        part.suptitle(f'{setting or "model"}, replica {replica}: {kind} ({row["task"][0]}, {row["task"][1]}), '
+                      f'{len(row["tokens"])} tokens', fontsize=7)
+    bar.colorbar(image, cax=bar.subplots(), label='attention, block.head')
+
+    most, distance = below.subplots(1, 2, width_ratios=(1.5, 1))
+    for k, (setting, replicas) in enumerate(groups.items()):
+        for layer in range(layers):
+            shift = ((k * layers + layer + 0.5) / (len(groups) * layers) - 0.5) * 0.7
+            dots(most, np.arange(6) + shift, series['attention/best'].values[-1, replicas, layer],
+                 color=COLORS[k % len(COLORS)], marker=MARKERS[layer % len(MARKERS)],
+                 label=f'{setting + ", " if setting else ""}block {layer}')
+    for place, value in enumerate(series['attention/uniform'].values[-1, 0]):
+        most.hlines(value, place - 0.4, place + 0.4, color=GREY, linewidth=0.9, linestyle=':',
+                    label='uniform pattern' if place == 0 else None)
+    most.set_xticks(np.arange(6), CRITERIA)
+    most.set_ylabel('mass, best head of a block')
+    most.set_ylim(-0.02, 1.02)
+    below.legend(*most.get_legend_handles_labels(), loc='outside upper left', ncols=5)
+    curves_HO = series['attention/by_offset'].values[-1, groups[shown[0]][0], -1, :, 1]
+    for head, (color, curve) in enumerate(zip(COLORS, curves_HO, strict=False)):
+        distance.plot(np.arange(len(curve)), curve, color=color, linewidth=0.9, label=f'{layers - 1}.{head}')
+    distance.set_xticks(np.arange(2, curves_HO.shape[1], 6))
+    distance.set_xlabel('distance from y query (tokens)')
+    distance.set_ylabel(f'mass of y queries, {shown[0] or "model"}')
+    distance.legend(loc='lower left', bbox_to_anchor=(0, 1), ncols=4)
+    figure.suptitle(f'{cfg.name}: dots: {replicas_note(min(map(len, groups.values())))}; maps and curves: one replica',
+                    fontsize=8)
+    return figure
+
+
+def previous_map(axis, values: Mapping, cfg: Config) -> None:
+    """Frame of a film: the map of the head that looks most at the token before."""
+    layer, head = values['attention/previous_head']
+    picture(axis, values['map/pattern'][layer, head], vmin=0, vmax=1)
+    axis.set_xlabel(f'head {layer}.{head}', fontsize=6)
