@@ -27,7 +27,7 @@ def get_sweep(variant: str = ''):
     if variant in ('demo', 'smoke'):  # these vary the number of tasks themselves
         return grid({'task.alpha': (0.6, 1.0)})
     if variant == 'phase':
-        return grid({'task.num_tasks': (8, 12, 24, 36), 'task.alpha': (0.4, 0.7, 1.0)})
+        return grid({'task.num_tasks': (8, 12, 24, 36), 'task.alpha': (0.4, 0.7, 0.85)})
     return grid({'task.num_tasks': (8, 16, 32, 64, 128, 256, 512), 'task.alpha': (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)})
 
 
@@ -115,7 +115,9 @@ def get_config(variant: str = ''):
         config.vary.seed.all = (0, 0, 1, 1, 2, 2)
         config.vary.task.num_tasks = (36, 8, 36, 8, 36, 8)
     if variant == 'phase':
-        config.task.splits = ('id_train', 'id_test', 'ood_train', 'ood_test', 'ood_forced')
+        config.task.alpha = 0.7
+        config.task.splits = ('id_train', 'id_test', 'ood_train', 'ood_test', 'id_mixed', 'ood_mixed', 'ood_forced',
+                              'select_test')
         config.train.eval_every = 150
         config.vary.seed.all = (0, 1, 2)
         config.vary.task.num_tasks = ()

@@ -265,15 +265,21 @@ def write_figure(figure, directory: Path, name: str, series: Mapping) -> Path:
 
     index: place in a quantity that has axes, '3' or '3/5', empty where it is one number a replica.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    figure.get_layout_engine().execute(figure)
-    figure.set_layout_engine('none')  # laid out once and not once a file
-    figure.savefig(directory / f'{name}.pdf')
-    figure.savefig(directory / f'{name}.png', dpi=200)
+    path = save_figure(figure, directory, name)
     with (directory / f'{name}.csv').open('w', newline='') as file:
         rows = csv.writer(file)
         rows.writerow(('quantity', 'step', 'replica', 'index', 'value'))
         for quantity, (steps, values) in series.items():
             rows.writerows((quantity, steps[i], replica, '/'.join(map(str, place)), f'{value:.6g}')
                            for (i, replica, *place), value in np.ndenumerate(values))
+    return path
+
+
+def save_figure(figure, directory: Path, name: str) -> Path:
+    """Writes name.png and name.pdf; returns the path of the former."""
+    directory.mkdir(parents=True, exist_ok=True)
+    figure.get_layout_engine().execute(figure)
+    figure.set_layout_engine('none')  # laid out once and not once a file
+    figure.savefig(directory / f'{name}.pdf')
+    figure.savefig(directory / f'{name}.png', dpi=200)
     return directory / f'{name}.png'

@@ -209,13 +209,15 @@ class TrainConfig:
                     'stablemax (arXiv 2501.04697) for the exponential', choices=('softmax', 'exact', 'stablemax'))
     loss_mean: str = key('scored', 'mean over all scored positions, or over those whose loss is positive, as the '
                          'official modular code does', choices=('scored', 'positive'))
-    save: str = key('log', 'steps of the checkpoints: log-spaced, regular, or listed; the first and last step are '
-                    'always saved', choices=('log', 'regular', 'listed'))
+    save: str = key('log', 'steps of the checkpoints: log-spaced, regular, or listed, the first and last step '
+                    'being always among them; or the last one alone', choices=('log', 'regular', 'listed', 'final'))
     save_count: int = key(10, 'save=log: number of checkpoints after step 0', low=1)
     save_every: int = key(1000, 'save=regular: steps between checkpoints', low=1)
     save_steps: tuple[int, ...] = key((), 'save=listed: the steps', low=0)
     save_optimizer: str = key('all', 'optimiser state in every checkpoint, or only in the two newest: enough to '
                               'resume, and analysis needs none', choices=('all', 'last'))
+    save_minutes: float = key(10.0, 'most minutes of training that a kill can cost: where the scheduled checkpoints are '
+                              'further apart, there is one more, replaced by the next', low=0.0)
     layout: str = key('auto', 'replicas of one device side by side (vmap) or one after the other (map); auto: map on '
                       'a CPU, vmap elsewhere. Never changes what a replica computes',
                       choices=('auto', 'vmap', 'map'))
@@ -318,7 +320,8 @@ def register_task(name: str):
 SECTIONS = {'model': ModelConfig, 'optim': OptimConfig, 'train': TrainConfig, 'eval': EvalConfig, 'seed': SeedConfig,
             'slurm': SlurmConfig}
 VARIABLE_OPTIM = ('learning_rate', 'momentum', 'weight_decay', 'adam_learning_rate', 'adam_weight_decay')
-NOT_HASHED = ('layout', 'parallel', 'save_optimizer')  # keys of train that change no number beyond rounding
+# Keys of train that change no number beyond rounding.
+NOT_HASHED = ('layout', 'parallel', 'save_optimizer', 'save_minutes')
 SEED_STREAMS = tuple(field.name for field in dataclasses.fields(SeedConfig))
 
 

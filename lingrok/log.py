@@ -96,9 +96,13 @@ def _rows(path) -> list[dict]:
         if not line.endswith(b'\n'):
             break
         try:
-            rows.append(json.loads(line))
-        except ValueError:  # a crash of the machine can leave any bytes where lines had not reached the disk
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        # A crash of the machine can leave any bytes where lines had not reached the disk.
+        if not (isinstance(row, dict) and isinstance(row.get('step'), int)):
             break
+        rows.append(row)
     return rows
 
 

@@ -56,7 +56,9 @@ class Interrupted(Exception):
 
 
 def save_steps(cfg: TrainConfig) -> list[int]:
-    """Steps of the scheduled checkpoints, step 0 and the last one among them."""
+    """Steps of the scheduled checkpoints, the last one among them, and step 0 unless that is the only one."""
+    if cfg.save == 'final':
+        return [cfg.num_steps]
     if cfg.save == 'log':
         inner = {round(step) for step in np.geomspace(1, cfg.num_steps, cfg.save_count)}
     elif cfg.save == 'regular':
@@ -99,6 +101,35 @@ def execute(cfg: Config, directory) -> 'Run':
         except OSError as error:
             error.filename = error.filename or str(directory)  # a failed write does not say where
             raise
+    return load_run(directory)
+
+
+def write_imported(cfg: Config, saved: Mapping[int, dict], task_state, directory, *, origin: Mapping) -> 'Run':
+    """The run directory of a model of one replica that was trained elsewhere, with its metrics, and reads it.
+
+    saved: step -> parameters; without the last step of the config the run counts as unfinished. origin: JSON that
+    says where the model comes from, kept in versions.json. Raises RunError for a directory that holds anything.
+    """
+    directory = Path(directory).absolute()
+    directory.mkdir(parents=True, exist_ok=True)
+    with _locked(directory):
+        found = sorted(path.name for path in directory.iterdir() if path.name != 'LOCK')
+        if found:
+            raise RunError(f'{directory} holds {", ".join(found[:3])}; choose another --workdir')
+        saved, task_state = jax.tree.map(lambda x: np.array(x, order='C')[None], (dict(saved), task_state))
+        _claim(cfg, directory)
+        write_json(directory / 'versions.json', [{'step': max(saved), **versions(), 'origin': dict(origin)}])
+        _write_npz(directory / 'task.npz', task_state)
+        _copy_files(cfg.task, directory / 'files')
+        programs = train.Programs(cfg, **analysis.evaluation(cfg.task.NAME))
+        writer, checkpoints = MetricsWriter(directory, after=None), Checkpoints(directory / 'checkpoints')
+        for step, params in sorted(saved.items()):
+            measured = programs.evaluate(programs.put(params), programs.put(task_state), programs.settings)
+            writer.write(step, programs.fetch(measured))
+            checkpoints.save(step, params, None, {'run_id': run_id(cfg), 'nan_step': [-1]})
+        writer.close()
+        if cfg.train.num_steps in saved:
+            (directory / 'DONE').touch()
     return load_run(directory)
 
 
@@ -191,6 +222,7 @@ class _Trainer:
         self.saves = save_steps(cfg.train)
         self.nan_steps = np.full(cfg.num_replicas, -1)
         self.signum = 0
+        self.saved_at = time.monotonic()
         self.is_first = jax.process_index() == 0
 
     def train(self) -> None:
@@ -281,9 +313,10 @@ class _Trainer:
             pending = (chunk, measured)
             # Doubling finds the length of a chunk within a few of them, whatever the speed of the machine.
             quick = time.monotonic() - began < CHUNK_SECONDS
-            length, signum = self._agree(max(1, length * 2 if quick else length // 2))
+            late = time.monotonic() - self.saved_at > 60 * cfg.save_minutes
+            length, signum, late = self._agree(max(1, length * 2 if quick else length // 2), late)
             began = time.monotonic()
-            if step in self.saves or signum:
+            if step in self.saves or signum or late:
                 self._consume(*pending)
                 pending = None
                 self._save(step, state)
@@ -293,12 +326,12 @@ class _Trainer:
             raise Interrupted(signum, f'stopped by {signal.Signals(signum).name} at step {step} of '
                               f'{cfg.num_steps}, state saved; the same command resumes')
 
-    def _agree(self, length: int) -> tuple[int, int]:
-        """Length of the next chunk and signal received, the same in every process."""
+    def _agree(self, length: int, late: bool) -> tuple[int, int, bool]:
+        """Length of the next chunk, signal received, whether a checkpoint is late: the same in every process."""
         if jax.process_count() == 1:
-            return length, self.signum
-        table = multihost_utils.process_allgather(np.array([length, self.signum], np.int32))
-        return int(table[0, 0]), int(table[:, 1].max())
+            return length, self.signum, late
+        table = multihost_utils.process_allgather(np.array([length, self.signum, late], np.int32))
+        return int(table[0, 0]), int(table[:, 1].max()), bool(table[0, 2])
 
     def _evaluation(self, state) -> dict:
         return self.programs.evaluate(state.params, self.task_state, self.programs.settings)
@@ -342,6 +375,7 @@ class _Trainer:
     def _save(self, step: int, state) -> None:
         host = self.programs.fetch(state)
         on_first_process(lambda: self._write(step, host))
+        self.saved_at = time.monotonic()
 
     def _write(self, step: int, host) -> None:
         if not self.directory.exists():  # nothing is written into a new directory that nobody knows
@@ -356,7 +390,7 @@ class _Trainer:
                 self.checkpoints.drop_train(old)
 
     def _drop_interruptions(self, before: int) -> None:
-        """Removes checkpoints that an interruption saved and training has overtaken."""
+        """Removes unscheduled checkpoints (after a signal, or by the clock) that training has overtaken."""
         for step in self.checkpoints.steps():
             if step not in self.saves and step < before:
                 self.checkpoints.remove(step)

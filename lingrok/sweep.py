@@ -448,6 +448,13 @@ def _as_sweep(directory: Path) -> dict:
     return {'columns': list(vary), 'points': points, 'programs': [{'directory': '.', 'rows': range(len(points))}]}
 
 
+def task_defaults(directory) -> dict:
+    """'task.key' -> value of what can vary between replicas, in the first program: for tables that do not vary it."""
+    directory = Path(directory)
+    config = run.load_run(directory / _as_sweep(directory)['programs'][0]['directory']).config
+    return {f'task.{name}': getattr(config.task, name) for name in config.task.VARIABLE}
+
+
 def collect(directory) -> Path:
     """Writes sweep.csv, the table of `rows`; returns its path. Empty: not measured at this step; nan: turned NaN."""
     directory = Path(directory)

@@ -124,11 +124,11 @@ def test_an_unscheduled_checkpoint_goes_only_when_a_later_one_is_whole(tmp_path,
     cfg, directory = config(save='listed', eval_every=5), tmp_path / 'run'
     steps, original = [], run._Trainer._agree
 
-    def interrupt(self, length):
+    def interrupt(self, length, late):
         steps.append(length)
         if len(steps) == 3:
             self.signum = 15
-        return original(self, length)
+        return original(self, length, late)
 
     monkeypatch.setattr(run._Trainer, '_agree', interrupt)
     with pytest.raises(run.Interrupted):
@@ -149,9 +149,9 @@ def test_the_directory_vanishes(tmp_path, monkeypatch):
     """Nothing is written into a new directory: one error that names the one that has gone."""
     directory, original = tmp_path / 'run', run._Trainer._agree
 
-    def remove(self, length):
+    def remove(self, length, late):
         shutil.rmtree(directory, ignore_errors=True)
-        return original(self, length)
+        return original(self, length, late)
 
     monkeypatch.setattr(run._Trainer, '_agree', remove)
     with pytest.raises(FileNotFoundError) as caught:

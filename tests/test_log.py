@@ -94,7 +94,8 @@ def test_flushed_lines_survive_a_kill(tmp_path):
     writer.close()
 
 
-@pytest.mark.parametrize('garbage', [b'\0\0\0\0\n', b'{"step": 3, "tr\n', b'\xff\xfe\n', b'\xff'])
+@pytest.mark.parametrize('garbage', [b'\0\0\0\0\n', b'{"step": 3, "tr\n', b'\xff\xfe\n', b'\xff', b'{"a": [1]}\n',
+                                     b'7\n'])
 def test_bytes_left_by_a_crash_are_dropped(tmp_path, garbage):
     write(tmp_path, {1: row(1), 2: row(2)})
     path = tmp_path / 'metrics.jsonl'

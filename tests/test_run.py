@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import ROOT, get_config
@@ -53,7 +54,8 @@ def _trace_once():
 
     def make(cfg, *, capacity, **options):
         tree = config.to_dict(cfg)
-        for place in ('train.log_every', 'train.eval_every', 'train.save_optimizer', 'task.table'):
+        for place in ('train.log_every', 'train.eval_every', 'train.save_optimizer', 'train.save_minutes',
+                      'task.table'):
             section, _, name = place.partition('.')
             del tree[section][name]  # not compiled in; the tables of these tests have the same content
         tree['vary'] = cfg.num_replicas
@@ -122,12 +124,12 @@ def interrupted(cfg, directory, chunks: int, *signums: int) -> Interrupted:
     """Stops a run by signals to this process while it works on its n-th chunk; chunks are of one step."""
     agree, left = run._Trainer._agree, [chunks]
 
-    def patched(self, length):
+    def patched(self, length, late):
         left[0] -= 1
         if left[0] == 0:
             for signum in signums or (signal.SIGTERM,):
                 os.kill(os.getpid(), signum)
-        return agree(self, length)
+        return agree(self, length, late)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run._Trainer, '_agree', patched)
@@ -194,6 +196,7 @@ def test_steps_of_checkpoints():
     assert steps(num_steps=10, save='regular', save_every=1000) == [0, 10]
     assert steps(num_steps=10, save='listed', save_steps=(7, 3)) == [0, 3, 7, 10]
     assert steps(num_steps=10, save='listed') == [0, 10]
+    assert steps(num_steps=10, save='final') == [10]
 
 
 def test_default_directory():
@@ -262,6 +265,29 @@ def test_killed_between_saving_and_removing_an_interruption(finished, tmp_path):
     assert_same_run(finished, run.execute(make_config(), tmp_path))
 
 
+def test_a_kill_between_far_checkpoints_costs_minutes(finished, tmp_path, monkeypatch):
+    """With save_minutes=0 every chunk saves; of what was not scheduled only the newest stays, and resumes."""
+    kept, save = [], Checkpoints.save
+
+    def patched(self, step, *args):
+        if step == 9:
+            raise KeyboardInterrupt
+        kept.append(self.steps())
+        save(self, step, *args)
+
+    monkeypatch.setattr(run, 'CHUNK_SECONDS', -1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, 'save', patched)
+        with pytest.raises(KeyboardInterrupt):
+            run.execute(make_config(train_save_minutes=0.0), tmp_path)
+    assert kept == [[], [0], [0, 1], [0, 1, 2], [0, 1, 3], [0, 1, 4], [0, 1, 4, 5], [0, 1, 4, 6], [0, 1, 4, 7]]
+    assert load_run(tmp_path).steps == [0, 1, 4, 8]
+    again = run.execute(make_config(), tmp_path)
+    assert json.loads((tmp_path / 'versions.json').read_text())[-1]['step'] == 8
+    (tmp_path / 'config.json').write_bytes(Path(finished.path / 'config.json').read_bytes())  # another save_minutes
+    assert_same_run(finished, again)
+
+
 def raising(error):
     def fail(*args, **kwargs):
         raise error
@@ -288,9 +314,9 @@ from lingrok import config, run
 cfg, directory = config.from_config_dict(conftest.get_config('recall.py:smoke')), Path({directory!r})
 agree = run._Trainer._agree
 
-def slow(self, length):
+def slow(self, length, late):
     time.sleep(0.03)
-    return agree(self, length)
+    return agree(self, length, late)
 
 run._Trainer._agree, run.CHUNK_SECONDS = slow, -1.0
 saving = lambda step: any((directory / 'checkpoints').glob(f'{{step}}.*'))
@@ -631,6 +657,24 @@ def test_task_state_and_samples(finished):
     np.testing.assert_array_equal(state.bigram_VV, expected.bigram_VV)
     batch = jax.jit(lambda key: finished.sample(key, split='clean', batch_size=3, replica=1))(jax.random.key(0))
     assert batch.tokens_BL.shape == (3, finished.task.length) and not batch.groups['is_noise_BL'].any()
+
+
+def test_measure_is_the_function_on_every_replica_and_step(finished):
+    def norms(params, task_state, key, cfg):
+        table = jnp.sum(jax.tree.leaves(task_state)[0])
+        return {'norm': jnp.linalg.norm(params['embed']), 'draw': jax.random.uniform(key, (3,)), 'table': table}
+
+    series = finished.measure(norms, steps=[0, 20], seed=1)
+    assert series['norm'].steps.tolist() == [0, 20] and series['draw'].values.shape == (2, 2, 3)
+    for replica in (0, 1):
+        expected = [np.linalg.norm(finished.params(step, replica)['embed']) for step in (0, 20)]
+        np.testing.assert_allclose(series['norm'].values[:, replica], expected, rtol=1e-6)
+        table = np.sum(jax.tree.leaves(finished.task_state(replica))[0])
+        np.testing.assert_allclose(series['table'].values[:, replica], table, rtol=1e-5)
+    draws = series['draw'].values
+    np.testing.assert_array_equal(draws[0], draws[1])
+    assert (finished.measure(norms)['draw'].values[0] != draws[0]).all()
+    assert finished.measure(norms)['norm'].steps.tolist() == [20]
 
 
 def test_apply(finished):

@@ -3,12 +3,17 @@
 from collections.abc import Mapping
 
 import numpy as np
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
+from lingrok.analysis import phases
 from lingrok.config import Config
 from lingrok.figures.style import (
     COLORS,
     GREY,
+    TWO_COLUMNS,
     band,
     finish,
     floor,
@@ -32,7 +37,7 @@ def training(series: Mapping, cfg: Config) -> Figure:
     """
     figure, axes = new_figure(2, 2, height=4.8)
     (accuracy, forced), (shots, loss) = axes
-    ood = 'ood_test' if 'ood_test/accuracy_last' in series and cfg.task.alpha < 1 else 'ood_train'
+    ood = _reported_set(series, cfg)
     groups = cfg.groups()
 
     def draw(axis, name, replicas, color, label, linestyle='-'):
@@ -95,8 +100,132 @@ def shots(series: Mapping, cfg: Config) -> Figure:
             accuracy.plot(np.arange(len(curve)), curve, color=GREY, linewidth=0.9, linestyle=linestyle, label=label)
         floor(loss, np.log(cfg.task.p), 'guess')
         accuracy.set_ylim(0, 1.02)
-        accuracy.set_title(NAMES[split], pad=26)
+        accuracy.set_title(NAMES[split].replace(', ', ',\n'), pad=4)
+        loss.set_ylim(bottom=0)
+        for axis in (accuracy, loss):
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0, 0].set_ylabel('accuracy')
     axes[1, 0].set_ylabel('loss (nats)')
-    finish(figure, axes, xlabel='shots', note=f'{cfg.name}: {replicas_note(min(map(len, cfg.groups().values())))}')
+    smallest = min(map(len, cfg.groups().values()))
+    finish(figure, axes, xlabel='shots', note=f'{cfg.name}: {replicas_note(smallest)}', one_legend=True)
+    return figure
+
+
+@styled
+def learning_curves(series: Mapping, cfg: Config) -> Figure:
+    """Accuracy at the last shot along training, one colour a number of tasks, one column a share of inputs.
+
+    Top: training tasks and inputs. Middle: unseen tasks (and unused inputs, where there are any). Bottom: unseen tasks,
+    query in a direction of no example. An accuracy on unseen tasks that rises and falls again is transient. Dotted:
+    ratio matching, chance, kernel trick.
+    """
+    ood = _reported_set(series, cfg)
+    rows = [('id_train/accuracy_last', 'training tasks'), (f'{ood}/accuracy_last', NAMES[ood].replace(', ', ',\n')),
+            ('ood_forced/accuracy_last_not_covered', 'unseen tasks,\nforced queries')]
+    rows = [(name, label) for name, label in rows if name in series]
+    alphas = cfg.coordinates()['task.alpha']
+    counts = cfg.coordinates()['task.num_tasks']
+    columns = sorted(set(alphas))
+    figure, axes = new_figure(len(rows), len(columns), height=1.1 + 1.3 * len(rows))
+    for column, alpha in enumerate(columns):
+        for color, count in zip(COLORS, sorted({c for c, a in zip(counts, alphas, strict=True) if a == alpha}),
+                                strict=False):
+            replicas = [r for r in range(cfg.num_replicas) if (counts[r], alphas[r]) == (count, alpha)]
+            for axis, (name, _) in zip(axes[:, column], rows, strict=True):
+                steps, values = series[name]
+                band(axis, steps, values[:, replicas], color=color, label=f'{count:g} tasks')
+        chosen = [r for r in range(cfg.num_replicas) if alphas[r] == alpha]
+        for axis, (name, _) in zip(axes[:, column], rows, strict=True):
+            lines = {'ood_forced': ('kernel',), 'id_train': ('chance',)}
+            for line in lines.get(name.partition('/')[0], ('ratio', 'chance')):
+                if f'{name}/{line}' in series:
+                    label = {'ratio': 'ratio matching', 'kernel': 'kernel trick'}.get(line, line)
+                    floor(axis, np.nanmean(series[f'{name}/{line}'].values[-1, chosen]), label, below=line != 'kernel')
+            axis.set_ylim(0, 1.02)
+            axis.set_xlim(0, cfg.train.num_steps)
+        axes[0, column].set_title(f'{100 * alpha:g} % of the inputs', pad=4)
+    for axis, (_, label) in zip(axes[:, 0], rows, strict=True):
+        axis.set_ylabel(f'{label}')
+    smallest = min(map(len, cfg.groups().values()))
+    finish(figure, axes, xlabel='step', note=f'{cfg.name}: accuracy at the last shot, {replicas_note(smallest)}',
+           one_legend=True)
+    return figure
+
+
+def _reported_set(series: Mapping, cfg: Config) -> str:
+    """Unseen tasks on unused inputs where those were measured, else on training inputs."""
+    return 'ood_test' if 'ood_test/accuracy_last' in series and cfg.task.alpha < 1 else 'ood_train'
+
+
+PHASE_COLORS = ('#DDDDDD', '#CC79A7', '#E69F00', '#56B4E9', '#009E73')
+
+
+@styled
+def phase_diagram(points, threshold: float, *, at: str, name: str) -> Figure:
+    """Accuracy at the last shot over number of training tasks and share of inputs, and the phase of every cell.
+
+    Mean over seeds, with half of the 95 % interval below it where there is room. A cell counts as solved from the
+    threshold on; its phase is that of most of its seeds, and a dot marks cells whose seeds disagree. `not covered`:
+    unseen tasks, query in a direction of no example, which ratio matching cannot answer. `ratio matching`: what
+    matching ratios alone would give on unseen tasks and inputs.
+    """
+    counts = sorted({point.coordinates['task.num_tasks'] for point in points})
+    alphas = sorted({point.coordinates['task.alpha'] for point in points}, reverse=True)
+    panels = [(f'{part}/accuracy_last', label) for part, label in NAMES.items()]
+    panels += [('ood_forced/accuracy_last_not_covered', 'unseen tasks, not covered'),
+               ('ood_test/accuracy_last/ratio', 'ratio matching')]
+    panels = [(quantity, label) for quantity, label in panels if any(quantity in p.values for p in points)]
+    columns = 4 if len(panels) > 5 else 3
+    figure, axes = new_figure(2, columns, width=TWO_COLUMNS, height=4.4)
+    axes = axes.ravel()
+
+    def members(count, alpha):
+        return [p for p in points if (p.coordinates['task.num_tasks'], p.coordinates['task.alpha']) == (count, alpha)]
+
+    def value(point, quantity):
+        step = phases.best(point) if at == 'best' else -1
+        return point.values[quantity][step] if quantity in point.values else np.nan
+
+    room = len(counts) <= 4
+    for axis, (quantity, label) in zip(axes, panels, strict=False):
+        cells = [[interval(np.array([value(p, quantity) for p in members(count, alpha)])) for count in counts]
+                 for alpha in alphas]
+        image = axis.imshow([[mean for mean, _ in row] for row in cells], vmin=0, vmax=1, cmap='cividis', aspect='auto')
+        for i, row in enumerate(cells):
+            for j, (mean, half) in enumerate(row):
+                if np.isfinite(mean):
+                    spread = f'\n±{half:.2f}' if room and np.isfinite(half) else ''
+                    text = (f'{mean:.2f}' + spread).replace('±0', '±').removeprefix('0')
+                    axis.text(j, i, text, ha='center', va='center', fontsize=5.5, color='w' if mean < 0.55 else 'k')
+        axis.set_title(label, fontsize=7)
+    axis = axes[len(panels)]
+    numbers = np.full((len(alphas), len(counts)), np.nan)
+    for i, alpha in enumerate(alphas):
+        for j, count in enumerate(counts):
+            found = [phases.phase({name: value(p, f'{name}/accuracy_last') for name in phases.SETS}, threshold)
+                     for p in members(count, alpha)]
+            found = [int(x) for x in found if np.isfinite(x)]
+            if found:
+                numbers[i, j] = max(set(found), key=found.count)
+                if len(set(found)) > 1:
+                    axis.plot(j, i, 'k.', markersize=4)
+    axis.imshow(numbers, vmin=-0.5, vmax=4.5, cmap=ListedColormap(PHASE_COLORS), aspect='auto')
+    axis.set_title(f'phase (solved: {threshold:g})', fontsize=7)
+    for extra in axes[len(panels) + 1 :]:
+        extra.remove()
+    for axis in axes[: len(panels) + 1]:
+        for spine in axis.spines.values():
+            spine.set_visible(False)
+        axis.set_xticks(range(len(counts)), [f'{count:g}' for count in counts])
+        axis.set_yticks(range(len(alphas)), [f'{alpha:g}' for alpha in alphas])
+        axis.set_xlabel('training tasks')
+        axis.tick_params(length=0)
+    for axis in axes[::columns]:
+        axis.set_ylabel('share of inputs')
+    figure.colorbar(image, ax=list(axes[: len(panels) + 1]), label='accuracy, last shot', shrink=0.6, aspect=30)
+    handles = [Patch(color=color, label=label) for color, label in zip(PHASE_COLORS, phases.PHASES, strict=True)]
+    figure.legend(handles=handles, loc='outside lower center', ncols=5, fontsize=6.5)
+    seeds = min(len(members(c, a)) for c in counts for a in alphas if members(c, a))
+    when = 'at the step that is best on other unseen tasks' if at == 'best' else 'at the last step'
+    figure.suptitle(f'{name}: {when}, {replicas_note(seeds)}', fontsize=8)
     return figure

@@ -108,15 +108,19 @@ def dynamics(series: Mapping, cfg, *, frame: Callable | None, curves: Sequence[s
     return figure
 
 
-def finish(figure: Figure, axes, *, xlabel: str, note: str) -> None:
-    """Letters, a legend above each panel, the label of the x axes, and what the error bars are."""
+def finish(figure: Figure, axes, *, xlabel: str, note: str, one_legend: bool = False) -> None:
+    """Letters, a legend above each panel or one above all, the label of the x axes, and what the error bars are."""
+    entries = {}
     for letter, axis in zip('abcdefghijklmnop', np.ravel(axes), strict=False):
         axis.annotate(letter, (0, 1), xycoords='axes fraction', xytext=(-28, 6), textcoords='offset points',
                       fontweight='bold', fontsize=9)
         axis.set_xlabel(xlabel)
         handles, labels = axis.get_legend_handles_labels()
-        if handles:
+        entries |= dict(zip(labels, handles, strict=True))
+        if handles and not one_legend:
             axis.legend(handles, labels, loc='lower left', bbox_to_anchor=(0, 1.0), ncols=2 + (len(labels) > 4))
+    if one_legend:
+        figure.legend(entries.values(), entries.keys(), loc='outside lower center', ncols=5)
     figure.suptitle(note, fontsize=8)
 
 
