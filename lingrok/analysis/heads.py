@@ -49,15 +49,19 @@ def attention(params, task_state, key, cfg: Config, *, task: tuple[int, ...] = (
     shown_BL, task_2 = row.tokens_BL[:, :tokens], row.groups['task_B2'][0]
     trains_T = jnp.all(task_state.tasks_T2 == task_2, -1) & (jnp.arange(cfg.task.p**2) < task_state.num_tasks)
     batch = cfg.task.sample(task_state, key, split='ood_train', batch_size=num_rows)
-    found = {'map/pattern': _patterns(params, shown_BL, cfg)[:, 0], 'map/tokens': shown_BL[0], 'map/task': task_2,
+    found = {'map/pattern': patterns(params, shown_BL, cfg)[:, 0], 'map/tokens': shown_BL[0], 'map/task': task_2,
              'map/unseen': 1 - jnp.any(trains_T)}
-    return found | statistics(_patterns(params, batch.tokens_BL[:, : QUERIES[1]], cfg))
+    return found | statistics(patterns(params, batch.tokens_BL[:, : QUERIES[1]], cfg))
 
 
-def _patterns(params, tokens_BL, cfg: Config):
+def patterns(params, tokens_BL, cfg: Config) -> jax.Array:
     """Attention patterns of all layers (N, B, H, L, M)."""
-    _, acts = model.apply(params, tokens_BL, cfg=cfg.model, capture='*.attn.pattern')
-    return jnp.stack([acts[f'blocks.{layer}.attn.pattern'] for layer in range(cfg.model.num_layers)])
+    return stacked(model.apply(params, tokens_BL, cfg=cfg.model, capture='*.attn.pattern')[1], 'attn.pattern', cfg)
+
+
+def stacked(acts, name: str, cfg: Config) -> jax.Array:
+    """An activation of every block, captured under its name, with the layer as first axis (N, ...)."""
+    return jnp.stack([acts[f'blocks.{layer}.{name}'] for layer in range(cfg.model.num_layers)])
 
 
 def statistics(pattern_NBHLM: jax.Array) -> dict[str, jax.Array]:

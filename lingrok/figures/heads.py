@@ -6,10 +6,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from lingrok.config import Config
+from lingrok.figures.modular import NAMES
 from lingrok.figures.style import (
     COLORS,
     GREY,
     TWO_COLUMNS,
+    band,
     picture,
     replicas_note,
     styled,
@@ -17,6 +19,8 @@ from lingrok.figures.style import (
 from lingrok.metrics import interval
 
 MARKERS = 'os^Dv<>*'
+KIND_NAMES = {'mean_all': 'mean over positions', 'zero': 'zero', 'resample': 'another row'}
+SPLIT_NAMES = {**NAMES, 'ood_forced': 'unseen tasks, forced queries', 'id_forced': 'training tasks, forced queries'}
 CRITERIA = ('self', '1 back', '2 back', '3 back', 'first\ntoken', 'own\nslot')
 
 
@@ -88,3 +92,61 @@ def previous_map(axis, values: Mapping, cfg: Config) -> None:
     layer, head = values['attention/previous_head']
     picture(axis, values['map/pattern'][layer, head], vmin=0, vmax=1)
     axis.set_xlabel(f'head {layer}.{head}', fontsize=6)
+
+
+@styled
+def ablation(series: Mapping, cfg: Config) -> Figure:
+    """What a model can do without some of its parts (last shot), one setting a row.
+
+    Left: without one head (those of a block sorted by effect, as seeds share no order), one feed-forward (FF), all
+    heads, all feed-forwards. Colours: mean ablation, on each set of rows; grey: other replacements, on unseen tasks.
+    Right: mean ablation of more and more heads, least harmful first. Strokes at the left edge: intact model. Grey
+    lines: ratio matching on the rows of unseen tasks, and chance.
+    """
+    groups = dict(list(cfg.groups().items())[:3])
+    layers, heads = cfg.model.num_layers, cfg.model.num_heads
+    splits = [split for split in SPLIT_NAMES if f'{split}/intact' in series]
+    last = {name: x.values[-1] for name, x in series.items()}
+    judge = 'ood_train' if 'ood_train' in splits else splits[0]
+    figure = Figure(figsize=(TWO_COLUMNS, 2.3 * len(groups) + 0.7), layout='constrained')
+    panels = figure.subplots(len(groups), 2, squeeze=False, width_ratios=(2.2, 1), sharey=True)
+    labels = [f'{layer}{"abcdefghijklmnop"[head]}' for layer in range(layers) for head in range(heads)]
+    labels += [*(f'FF {layer}' for layer in range(layers)), 'all\nheads', 'all\nFF']
+    place = np.arange(len(labels)) + np.repeat([0, 0.6, 1.2], [layers * heads, layers, 2])
+    for (single, cumulative), (setting, replicas) in zip(panels, groups.items(), strict=True):
+        effect_SNH = np.argsort(last[f'{judge}/mean/head'][replicas], -1)
+
+        def parts(split, kind, replicas=replicas, effect_SNH=effect_SNH):
+            head_SNH = np.take_along_axis(last[f'{split}/{kind}/head'][replicas], effect_SNH, -1)
+            rest = (last[f'{split}/{kind}/{name}'][replicas].reshape(len(replicas), -1)
+                    for name in ('mlp', 'heads', 'mlps'))
+            return np.concatenate([head_SNH.reshape(len(replicas), -1), *rest], -1)
+
+        for k, (split, color) in enumerate(zip(splits, COLORS, strict=False)):
+            shift = (k - (len(splits) - 1) / 2) * 0.5 / len(splits)
+            dots(single, place + shift, parts(split, 'mean'), color=color, label=SPLIT_NAMES[split])
+            intact = last[f'{split}/intact'][replicas]
+            single.hlines(interval(intact)[0], -0.9, -0.5, color=color)
+            curve_SC = np.concatenate([intact[:, None], last[f'{split}/cumulative'][replicas]], 1)
+            band(cumulative, np.arange(curve_SC.shape[1]), curve_SC.T, color=color, label='')
+        for kind, marker in (('mean_all', '_'), ('zero', 'x'), ('resample', '+')):
+            single.plot(place, interval(parts(judge, kind), 0)[0], marker, color=GREY, markersize=5,
+                        markeredgewidth=0.7, label=KIND_NAMES[kind])
+        for axis in (single, cumulative):
+            axis.axhline(np.nanmean(last[f'{judge}/floor'][replicas]), color=GREY, linewidth=0.8, linestyle='--',
+                         label='ratio matching')
+            axis.axhline(1 / cfg.task.p, color=GREY, linewidth=0.8, linestyle=':', label='chance')
+        cumulative.xaxis.get_major_locator().set_params(integer=True)
+        single.set_xticks(place, labels)
+        single.set_ylim(-0.03, 1.03)
+        single.set_ylabel(f'accuracy{", " if setting else ""}{setting}')
+    single.set_xlabel('part taken out')
+    cumulative.set_xlabel('heads taken out')
+    figure.legend(*single.get_legend_handles_labels(), loc='outside lower center', ncols=4)
+    figure.suptitle(f'{cfg.name}: {replicas_note(min(map(len, groups.values())))}', fontsize=8)
+    return figure
+
+
+def without_heads(axis, values: Mapping, cfg: Config) -> None:
+    """Frame of a film: accuracy on unseen tasks without each head, layers downwards."""
+    picture(axis, values['ood_train/mean/head'], vmin=0, vmax=1)
