@@ -25,16 +25,18 @@ def primitive_roots(p: int) -> tuple[int, ...]:
     return tuple(g for g in range(1, p) if len({pow(g, k, p) for k in range(p - 1)}) == p - 1)
 
 
-def log_table(p: int, root: int | None = None) -> np.ndarray:
-    """Discrete logarithms (p,): log 0 = 0 by convention, log 1 = p - 1, so that every residue has its own number.
-
-    root: a primitive root; by default 27 modulo 29, as in the paper, and else the smallest.
-    """
+def primitive_root(p: int, root: int | None = None) -> int:
+    """`root`, checked; by default 27 modulo 29, as in the paper, and else the smallest."""
     require(p >= 5, f'multiplicative characters of p={p}; allowed: primes from 5 on')
     roots = primitive_roots(p)
     root = (27 if p == 29 else roots[0]) if root is None else root
     require(root in roots, f'{root} is no primitive root modulo {p}; allowed: {", ".join(map(str, roots))}')
-    table = np.zeros(p, int)
+    return root
+
+
+def log_table(p: int, root: int | None = None) -> np.ndarray:
+    """Discrete logarithms (p,): log 0 = 0 by convention, log 1 = p - 1, so that every residue has its own number."""
+    root, table = primitive_root(p, root), np.zeros(p, int)
     for exponent in range(1, p):
         table[pow(root, exponent, p)] = exponent
     return table

@@ -3,12 +3,27 @@
 from collections.abc import Mapping
 
 import numpy as np
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from lingrok.analysis.characters import VIEWS, neuron_layers, random_shares
+from lingrok.analysis.characters import VIEWS, log_table, neuron_layers, random_shares
 from lingrok.config import Config
-from lingrok.figures.style import COLORS, GREY, finish, new_figure, replicas_note, styled
+from lingrok.figures.style import (
+    BLUE,
+    COLORS,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    finish,
+    new_figure,
+    replicas_note,
+    styled,
+)
 from lingrok.metrics import interval
+
+CYCLE = LinearSegmentedColormap.from_list('cycle', (BLUE, PURPLE, RED, ORANGE, GREEN, BLUE))
 
 VIEW = VIEWS.index('x at y')
 
@@ -68,7 +83,8 @@ def characters(series: Mapping, cfg: Config) -> Figure:
     names = 'embedding', 'best head, x at y', 'neurons, x at y', 'concentration'
     for axis, name in zip(axes[0], names, strict=True):
         axis.set_title(name, pad=16)
-    note = f'{cfg.name}, p = {cfg.task.p}; spectra: one line a seed; concentration: {replicas_note(min(map(len, groups.values())))}'
+    count = min(map(len, groups.values()))
+    note = f'{cfg.name}, p = {cfg.task.p}; spectra: one line a seed; concentration: {replicas_note(count)}'
     finish(figure, axes, xlabel='frequency', note=note)
     for axis in axes[:, 3]:
         axis.set_xlabel('part and block')
@@ -84,3 +100,95 @@ def characters_frame(axis, values: Mapping, cfg: Config) -> None:
     axis.set_ylim(0, 1)
     axis.set_xlabel('frequency', fontsize=6.5)
     axis.set_yticks([0, 1] if axis.get_subplotspec().is_first_col() else [])
+
+
+def part_of(names) -> str:
+    """'heads' of the quantity 'heads/ring'."""
+    return next(name.partition('/')[0] for name in names if name.endswith('/ring') and not name.startswith('best'))
+
+
+@styled
+def pca(series: Mapping, cfg: Config) -> Figure:
+    """Principal components of what a part of the model adds at two tokens, one example running over all inputs.
+
+    Scatters: the head with the highest ring score of the first and of the last block (replica 0), components 1 and 2, 3
+    and 4, with their shares of variance. One point an input (x, y), coloured by the logarithm of x, which stands at the
+    mean of its class; grey: x = 0. Thin lines join y in the order of its logarithm; the hollow point is y = 0. c: the
+    same of token embeddings. f: share of variance that one frequency of log x explains, of the best head of each block;
+    dotted: residues x in random order.
+    """
+    last, groups, root = {name: x.values[-1] for name, x in series.items()}, cfg.groups(), _root(series)
+    part, count = part_of(series), min(map(len, groups.values()))
+    figure, axes = new_figure(2, 3, height=4.9)
+    one = {name: values[0] for name, values in last.items()}
+    num_layers = one[f'{part}/ring'].shape[0]
+    for row, layer in zip(axes, (0, num_layers - 1), strict=True):
+        head = int(np.argmax(one[f'{part}/ring'][layer]))
+        scores_B4, share = one[f'{part}/scores'][layer, head], one[f'{part}/variance'][layer, head]
+        name = f'head {head}' if part == 'heads' else part
+        for axis, first in zip(row, (0, 2), strict=False):
+            circles(axis, scores_B4[:, first : first + 2], cfg.task.p, root)
+            axis.set_title(f'block {layer}, {name}: {share[first]:.0%}, {share[first + 1]:.0%}', pad=4)
+            axis.set_xlabel(f'component {first + 1}')
+            axis.set_ylabel(f'component {first + 2}')
+    embed, share, log = one['embedding/scores'], one['embedding/variance'], log_table(cfg.task.p, root)
+    axes[0, 2].scatter(*embed[:, :2].T, s=10, c=_colors(cfg.task.p, root))
+    for r in range(cfg.task.p):
+        axes[0, 2].annotate(str(log[r]), embed[r, :2], xytext=(2, 2), textcoords='offset points', fontsize=6)
+    axes[0, 2].set_title(f'embedding: {share[0]:.0%}, {share[1]:.0%}', pad=4)
+    axes[0, 2].set_xlabel('component 1')
+    axes[0, 2].set_ylabel('component 2')
+    axes[0, 2].set_aspect('equal', 'datalim')
+    for color, (setting, replicas) in zip(COLORS, groups.items(), strict=False):
+        best = np.argmax(last[f'{part}/ring'][replicas], -1)[..., None]
+        ring_SN, shuffled_SN = (np.take_along_axis(last[f'{part}/{name}'][replicas], best, -1)[..., 0]
+                                for name in ('ring', 'shuffled'))
+        errorbars(axes[1, 2], np.arange(num_layers), ring_SN, color=color, label=setting or 'model', fmt='o-')
+        axes[1, 2].plot(np.arange(num_layers), shuffled_SN.mean(0), ':', color=color)
+    axes[1, 2].set_ylabel('ring score')
+    axes[1, 2].set_ylim(0, 1.02)
+    axes[1, 2].set_xticks(range(num_layers))
+    axes[1, 2].set_xlabel('block')
+    axes[1, 2].legend(loc='best')
+    for letter, axis in zip('abcdef', axes.flat, strict=True):
+        axis.annotate(letter, (0, 1), xycoords='axes fraction', xytext=(-24, 4), textcoords='offset points',
+                      fontweight='bold', fontsize=9)
+    figure.suptitle(f'{cfg.name}, p = {cfg.task.p}: scatters of replica 0; f: {replicas_note(count)}', fontsize=8)
+    return figure
+
+
+def pca_frame(axis, values: Mapping, cfg: Config) -> None:
+    """Components 1 and 2 of the head of the first block with the highest ring score at this step."""
+    part = part_of(values)
+    head = int(np.argmax(values[f'{part}/ring'][0]))
+    circles(axis, values[f'{part}/scores'][0, head, :, :2], cfg.task.p, _root(values), labels=False)
+    axis.set_xticks([])
+    axis.set_yticks([])
+
+
+def circles(axis, scores_B2, p: int, root: int | None, *, labels: bool = True) -> None:
+    """Points (p^2, 2) of inputs (x, y) coloured by log x, with y joined in the order of its logarithm."""
+    log, colors = log_table(p, root), _colors(p, root)
+    points_xy2, order = scores_B2.reshape(p, p, 2), np.argsort(log)
+    round_y = [*order[1:], order[1]]  # the first is 0
+    axis.set_aspect('equal', 'datalim')
+    for x in range(p):
+        axis.plot(*points_xy2[x, round_y].T, color=colors[x], linewidth=0.4, zorder=1)
+        axis.scatter(*points_xy2[x, 1:].T, s=40 / p, color=colors[x], linewidths=0, zorder=2)
+        axis.scatter(*points_xy2[x, :1].T, s=60 / p, facecolors='white', edgecolors=[colors[x]], linewidths=0.6,
+                     zorder=3)
+        if labels and (p <= 13 or log[x] % 4 == 0):
+            axis.annotate(str(log[x]), points_xy2[x, 1:].mean(0), ha='center', va='center', fontsize=6.5, zorder=4)
+
+
+def _colors(p: int, root: int | None) -> np.ndarray:
+    """A colour for every residue, round the circle by its logarithm; 0 is grey."""
+    colors = CYCLE(log_table(p, root) / (p - 1))
+    colors[0] = (0.5, 0.5, 0.5, 1)
+    return colors
+
+
+def _root(values: Mapping) -> int | None:
+    """The primitive root that the measurement used."""
+    root = values.get('root')
+    return None if root is None else int(np.ravel(getattr(root, 'values', root))[0])
