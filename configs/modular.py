@@ -1,34 +1,58 @@
 """In-context modular arithmetic (arXiv 2406.02550): when does a model solve tasks it was never trained on?
 
-    python experiments/train.py --config=configs/modular.py:demo     36 and 8 of 49 tasks, 3 seeds each, side by side
-    python experiments/train.py --config=configs/modular.py:d2       the paper's size (also :d4, :d6, :d1); for a GPU
-    python experiments/train.py --config=configs/modular.py:smoke    seconds; tests use it
-    python experiments/sweep.py --config=configs/modular.py:d6       the phase diagram: 7 x 7 cells, 3 seeds each
-    python experiments/sweep.py --config=configs/modular.py:phase    a small one on a CPU: 4 x 3 cells, 3 seeds each
+    python experiments/train.py --config=configs/modular.py:demo          36 and 8 of 49 tasks, 3 seeds each
+    python experiments/train.py --config=configs/modular.py:regression    queries that need two examples combined
+    python experiments/train.py --config=configs/modular.py:smoke         seconds; tests use it
+    python experiments/sweep.py --config=configs/modular.py:phase         a phase diagram on a CPU, 12 cells, 3 seeds
+    python experiments/sweep.py --config=configs/modular.py:ingredients   which part of the CPU recipe matters
+    python experiments/sweep.py --config=configs/modular.py:batches       batch construction x choice of tasks
+    python experiments/sweep.py --config=configs/modular.py:mlp           with and without feed-forwards
+
+Of the paper's size, for a GPU: `:d1`, `:d2`, `:d4`, `:d6` (blocks; as a sweep the phase diagram of 7 x 7 cells, 3 seeds
+each), `:random` (the same for tasks without the rectangular rule), `:p37` and `:p47` (a larger modulus, number of tasks
+swept), `:d2_released` and `:d4_released` (the runs whose checkpoints the authors have released).
 
 Paper-scale settings are those of the official code: width 512, 4 heads, 32 examples, AdamW with lr 1.5e-4 and weight
-decay 2.0, 200,000 steps of 1,024 rows. The CPU variants use p = 7, a type embedding by slot and Muon, which bring the
-effect down to about a minute a replica.
+decay 2.0, 200,000 steps of 1,024 rows. The CPU variants use p = 7 or 11, a type embedding by slot, a short convolution
+and Muon, which bring the effect down to about a minute a replica.
 
 Expected in the demo: with 36 tasks unseen-task accuracy rises to about .9 at the last shot, where ratio matching alone
 gives .88 and chance .14; with 8 tasks it stays near chance while the training tasks are solved.
 """
 
 from lingrok import config as lingrok_config
-from lingrok.sweep import grid
+from lingrok.sweep import chain, grid, zipped
 
-DEPTHS = {'d1': 1, 'd2': 2, 'd4': 4, 'd6': 6}
-VARIANTS = ('demo', 'phase', 'regression', 'smoke', *DEPTHS)
+DEPTHS = {'d1': 1, 'd2': 2, 'd4': 4, 'd6': 6, 'd4_released': 4, 'random': 4, 'p37': 4, 'p47': 4}
+LARGE = (*DEPTHS, 'd2_released')
+SMALL = ('demo', 'phase', 'regression', 'ingredients', 'batches', 'mlp', 'smoke')
+VARIANTS = (*SMALL, *LARGE)
 DECAYED = ('embed', 'unembed', *(f'blocks.*.{role}' for role in ('q', 'k', 'v', 'o', 'mlp_in', 'mlp_out')))
+ALPHAS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+SETS = ('id_train', 'id_test', 'ood_train', 'ood_test')
 
 
 def get_sweep(variant: str = ''):
-    """Number of pre-training tasks x share of training inputs, each with the seeds of the config."""
-    if variant in ('demo', 'smoke'):  # these vary the number of tasks themselves
-        return grid({'task.alpha': (0.6, 1.0)})
-    if variant == 'phase':
-        return grid({'task.num_tasks': (8, 12, 24, 36), 'task.alpha': (0.4, 0.7, 0.85)})
-    return grid({'task.num_tasks': (8, 16, 32, 64, 128, 256, 512), 'task.alpha': (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)})
+    """What a variant varies, each point with the seeds of its config."""
+    adamw = {'optim.optimizer': ('adamw',), 'optim.learning_rate': (0.003,), 'optim.weight_decay': (0.3,)}
+    sweeps = {
+        'demo': lambda: grid({'task.alpha': (0.6, 1.0)}),  # and the number of tasks, by its vary
+        'smoke': lambda: grid({'task.alpha': (0.6, 1.0)}),
+        'phase': lambda: grid({'task.num_tasks': (8, 12, 24, 36), 'task.alpha': (0.4, 0.7, 0.85)}),
+        'regression': lambda: [{}],
+        'ingredients': lambda: chain(  # one thing less each time
+            [{}], *(zipped(x) for x in ({'model.num_types': (0,)}, {'model.conv_width': (0,)}, adamw,
+                                        {'optim.weight_decay': (0.0,), 'optim.adam_weight_decay': (0.0,)}))),
+        'batches': lambda: grid({'task.batching': ('shared', 'balanced', 'iid'),
+                                 'task.geometry': ('rectangular', 'random')}),
+        'mlp': lambda: grid({'model.mlp_kind': (('mlp', 'mlp'), ('none', 'mlp'), ('mlp', 'none'), ('none', 'none'))}),
+        'p37': lambda: grid({'task.num_tasks': (64, 128, 256, 512, 1024)}),
+        'p47': lambda: grid({'task.num_tasks': (64, 128, 256, 512, 1024)}),
+        'd2_released': lambda: [{}],
+        'd4_released': lambda: [{}],
+    }
+    phase_diagram = lambda: grid({'task.num_tasks': (8, 16, 32, 64, 128, 256, 512), 'task.alpha': ALPHAS})  # noqa: E731
+    return sweeps.get(variant, phase_diagram)()
 
 
 def get_config(variant: str = ''):
@@ -74,10 +98,25 @@ def get_config(variant: str = ''):
     config.train.log_every = 100
     config.train.eval_every = 1000
     config.train.save_count = 30
+    config.task.splits = (*SETS, 'ood_forced', 'select_test')
     config.eval.batch_size = 1024
     config.vary.seed.all = (0, 1, 2)
+    if variant in ('d2_released', 'd4_released'):
+        config.task.geometry = 'rectangular_official'
+        config.vary.seed.all = ()
+        config.seed.init = config.seed.task = 2 if variant == 'd2_released' else 1
+    if variant == 'd4_released':
+        config.task.num_tasks = 384
+        config.task.alpha = 0.8
+        config.train.batch_size = 1536
+        config.eval.batch_size = 1536
+    if variant == 'random':
+        config.task.geometry = 'random'
+        config.optim.learning_rate = 1e-4
+    if variant in ('p37', 'p47'):
+        config.task.p = int(variant[1:])
 
-    if variant in ('demo', 'phase', 'regression', 'smoke'):
+    if variant in SMALL:
         config.task.p = 7
         config.task.num_examples = 16
         config.task.num_tasks = 36
@@ -109,15 +148,17 @@ def get_config(variant: str = ''):
         config.train.num_steps = 900
         config.train.batch_size = 72
         config.train.log_every = 10
-        config.train.eval_every = 50
+        config.train.eval_every = 100
         config.train.save_count = 10
         config.eval.batch_size = 360
         config.vary.seed.all = (0, 0, 1, 1, 2, 2)
         config.vary.task.num_tasks = (36, 8, 36, 8, 36, 8)
+    if variant in ('ingredients', 'batches', 'mlp'):
+        config.vary.seed.all = (0, 1, 2)
+        config.vary.task.num_tasks = ()
     if variant == 'phase':
         config.task.alpha = 0.7
-        config.task.splits = ('id_train', 'id_test', 'ood_train', 'ood_test', 'id_mixed', 'ood_mixed', 'ood_forced',
-                              'select_test')
+        config.task.splits = (*SETS, 'id_mixed', 'ood_mixed', 'ood_forced', 'select_test')
         config.train.eval_every = 150
         config.vary.seed.all = (0, 1, 2)
         config.vary.task.num_tasks = ()

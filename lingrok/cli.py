@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from absl import flags
@@ -18,6 +18,8 @@ from absl import flags
 _MULTIHOST = flags.DEFINE_bool(
     'multihost', False, 'one of several processes, as a rule one a host, that train together: TPU pods, SLURM and Open '
     'MPI are detected; elsewhere set JAX_COORDINATOR_ADDRESS=host:port, JAX_NUM_PROCESSES and JAX_PROCESS_ID')
+
+CSV_LIMIT = 10**5
 
 EXIT_FAILED, EXIT_USAGE, EXIT_NAN = 1, 2, 4  # after a signal: 128 + its number, as a shell expects
 
@@ -202,11 +204,9 @@ def experiment(measure: Callable, figure: Callable, *, task: str, expected: Sequ
 
     def go(paths: list[str]) -> None:
         from lingrok import figures, load_run
-        from lingrok.config import ConfigError, require
+        from lingrok.config import require
 
-        if len(paths) != 1:
-            raise ConfigError(f'{len(paths)} run directories given; try: python {sys.argv[0]} runs/<name>-<id>')
-        run = load_run(paths[0])
+        run = load_run(one_path(paths))
         require(run.task.NAME == task, f'{run.path} is a run of the task {run.task.NAME}; this script reads {task}')
         require(bool(run.steps), f'{run.path} has no checkpoint yet')
         chosen = _chosen_steps(steps.value, run.steps)
@@ -263,13 +263,19 @@ def compare(series: Mapping, config, expected: Sequence[Expected]) -> list[dict]
 def write_figure(figure, directory: Path, name: str, series: Mapping) -> Path:
     """Writes name.png, name.pdf and the numbers behind them, name.csv (quantity, step, replica, index, value).
 
-    index: place in a quantity that has axes, '3' or '3/5', empty where it is one number a replica.
+    index: place in a quantity that has axes, '3' or '3/5', empty where it is one number a replica. A quantity of more
+    than 10^5 numbers, as a rule a picture, goes to name.npz as an array (steps, replicas, ...).
     """
     path = save_figure(figure, directory, name)
+    large = {quantity: values for quantity, (_, values) in series.items() if values.size > CSV_LIMIT}
+    if large:
+        np.savez_compressed(directory / f'{name}.npz', **large)
     with (directory / f'{name}.csv').open('w', newline='') as file:
         rows = csv.writer(file)
         rows.writerow(('quantity', 'step', 'replica', 'index', 'value'))
         for quantity, (steps, values) in series.items():
+            if quantity in large:
+                continue
             rows.writerows((quantity, steps[i], replica, '/'.join(map(str, place)), f'{value:.6g}')
                            for (i, replica, *place), value in np.ndenumerate(values))
     return path
@@ -283,3 +289,31 @@ def save_figure(figure, directory: Path, name: str) -> Path:
     figure.savefig(directory / f'{name}.pdf')
     figure.savefig(directory / f'{name}.png', dpi=200)
     return directory / f'{name}.png'
+
+
+def write_report(directory: Path, name: str, figures: Mapping[str, Any], rows: Sequence[Mapping],
+                 expected: Sequence[tuple[str, str, str]]) -> None:
+    """Results of a script that reads whole sweeps: figures by file name, a table (CSV), expected numbers (JSON).
+
+    expected: (what, value, source); printed, too.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / f'{name}.csv').open('w', newline='') as file:
+        table = csv.DictWriter(file, list(rows[0]))
+        table.writeheader()
+        table.writerows(rows)
+    expected = [dict(zip(('what', 'value', 'source'), row, strict=True)) for row in expected]
+    (directory / f'{name}.json').write_text(json.dumps({'expected': expected}, indent=1) + '\n')
+    for row in expected:
+        print(f'{row["what"]}: expected {row["value"]} ({row["source"]})')
+    for stem, figure in figures.items():
+        print(f'figure: {save_figure(figure, directory, stem)} (and .pdf; numbers: {name}.csv)')
+
+
+def one_path(paths: Sequence[str]) -> Path:
+    """The only argument of a script, a run or sweep directory."""
+    from lingrok.config import ConfigError
+
+    if len(paths) != 1:
+        raise ConfigError(f'{len(paths)} directories given; try: python {sys.argv[0]} runs/<name>-<id>')
+    return Path(paths[0])

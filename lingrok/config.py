@@ -216,7 +216,7 @@ class TrainConfig:
     save_steps: tuple[int, ...] = key((), 'save=listed: the steps', low=0)
     save_optimizer: str = key('all', 'optimiser state in every checkpoint, or only in the two newest: enough to '
                               'resume, and analysis needs none', choices=('all', 'last'))
-    save_minutes: float = key(10.0, 'most minutes of training that a kill can cost: where the scheduled checkpoints are '
+    save_minutes: float = key(10.0, 'most minutes of training that a kill can cost: where scheduled checkpoints are '
                               'further apart, there is one more, replaced by the next', low=0.0)
     layout: str = key('auto', 'replicas of one device side by side (vmap) or one after the other (map); auto: map on '
                       'a CPU, vmap elsewhere. Never changes what a replica computes',

@@ -448,11 +448,11 @@ def _as_sweep(directory: Path) -> dict:
     return {'columns': list(vary), 'points': points, 'programs': [{'directory': '.', 'rows': range(len(points))}]}
 
 
-def task_defaults(directory) -> dict:
-    """'task.key' -> value of what can vary between replicas, in the first program: for tables that do not vary it."""
+def base(directory) -> dict:
+    """'task.key' -> value of the task of the first program: the coordinates of every point that does not set them."""
     directory = Path(directory)
-    config = run.load_run(directory / _as_sweep(directory)['programs'][0]['directory']).config
-    return {f'task.{name}': getattr(config.task, name) for name in config.task.VARIABLE}
+    task = run.load_run(directory / _as_sweep(directory)['programs'][0]['directory']).config.task
+    return {f'task.{field.name}': getattr(task, field.name) for field in dataclasses.fields(task)}
 
 
 def collect(directory) -> Path:

@@ -49,11 +49,16 @@ for argv in json.load(sys.stdin):
 """
 
 
-def run_script(cases: list) -> list[tuple[int, str, str]]:
+def run_script(cases: list, script: str = SCRIPT) -> list[tuple[int, str, str]]:
     """(exit code, stdout, stderr) of the script for every list of arguments."""
-    cases = [[SCRIPT, *map(str, arguments)] for arguments in cases]
+    return run_scripts([[script, *arguments] for arguments in cases])
+
+
+def run_scripts(cases: list) -> list[tuple[int, str, str]]:
+    """The same for scripts of several names, each case with its script first."""
+    cases = [[str(x) for x in case] for case in cases]
     done = subprocess.run([sys.executable, '-c', FORKS], input=json.dumps(cases), env=ENV, cwd=ROOT,
-                          capture_output=True, text=True, timeout=300)
+                          capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     results = [tuple(json.loads(line)) for line in done.stdout.splitlines()]
     assert len(results) == len(cases)

@@ -2,20 +2,17 @@
 
 import csv
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from conftest import ROOT, get_config
-from test_cli import ENV
+from test_cli import run_script, run_scripts
 
 from lingrok import cli, config, load_run, run, sweep
 from lingrok.cli import Expected
 from lingrok.log import Series
 
 SCRIPTS = sorted(path.name for path in (ROOT / 'experiments' / 'modular').glob('*.py'))
-OF_A_SWEEP = ('phase_diagram.py',)
 OF_A_FILE = ('import_official.py',)
 
 
@@ -29,33 +26,42 @@ def _trained(tmp_path_factory):
     return run.execute(config.from_config_dict(cfg), tmp_path_factory.mktemp('modular') / 'run')
 
 
-def start(script: str, *arguments) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(ROOT / 'experiments' / 'modular' / script), *map(str, arguments)]
-    return subprocess.run(command, env=ENV, cwd=ROOT, capture_output=True, text=True, timeout=300)
+def path_of(name: str) -> str:
+    return str(ROOT / 'experiments' / 'modular' / name)
+
+
+@pytest.fixture(scope='module', name='results')
+def _results(trained, tmp_path_factory):
+    """Every script once, and one for several steps: name -> (exit code, stdout, stderr), folder."""
+    names = [name for name in SCRIPTS if name not in OF_A_FILE]
+    folders = [tmp_path_factory.mktemp(name) for name in (*names, 'steps')]
+    cases = [[path_of(name), trained.path, f'--out={folder}'] for name, folder in zip(names, folders, strict=False)]
+    cases.append([path_of('attention.py'), trained.path, f'--out={folders[-1]}', '--steps=0,10'])
+    return dict(zip((*names, 'steps'), zip(run_scripts(cases), folders, strict=True), strict=True))
 
 
 @pytest.mark.parametrize('script', [name for name in SCRIPTS if name not in OF_A_FILE])
-def test_every_script_writes_its_figure_and_the_numbers_behind_it(script, trained, tmp_path):
-    done = start(script, trained.path, f'--out={tmp_path}')
-    assert done.returncode == 0, done.stderr
-    assert 'Warning' not in done.stderr and 'Traceback' not in done.stderr
-    assert 'figure: ' in done.stdout and 'expected' in done.stdout
-    pictures = list(tmp_path.glob('*.png'))
+def test_every_script_writes_its_figure_and_the_numbers_behind_it(script, results):
+    (code, out, err), folder = results[script]
+    assert code == 0, err
+    assert 'Warning' not in err and 'Traceback' not in err, err
+    assert 'figure: ' in out and 'expected' in out
+    pictures = list(folder.glob('*.png'))
     assert pictures and all(path.with_suffix('.pdf').exists() for path in pictures)
-    for path in tmp_path.glob('*.csv'):
+    tables = list(folder.glob('*.csv'))
+    for path in tables:
         with path.open() as file:
-            rows = list(csv.DictReader(file))
-        assert rows
-    reports = [json.loads(path.read_text()) for path in tmp_path.glob('*.json')]
-    assert reports and all(row['source'] for report in reports for row in report['expected'])
+            assert list(csv.DictReader(file))
+    reports = [json.loads(path.read_text()) for path in folder.glob('*.json')]
+    assert tables and reports and all(row['source'] for report in reports for row in report['expected'])
 
 
-def test_several_steps_are_curves_and_frames(trained, tmp_path):
-    done = start('attention.py', trained.path, '--steps=all', f'--out={tmp_path}')
-    assert done.returncode == 0, done.stderr
-    with (tmp_path / 'attention_steps.csv').open() as file:
-        steps = {int(row['step']) for row in csv.DictReader(file)}
-    assert steps == set(trained.steps) and (tmp_path / 'attention_steps.png').exists()
+def test_several_steps_are_curves_and_frames(results):
+    (code, _, err), folder = results['steps']
+    assert code == 0, err
+    with (folder / 'attention_steps.csv').open() as file:
+        assert {int(row['step']) for row in csv.DictReader(file)} == {0, 10}
+    assert (folder / 'attention_steps.png').exists()
 
 
 def test_bad_input_is_one_line(trained, tmp_path):
@@ -66,17 +72,16 @@ def test_bad_input_is_one_line(trained, tmp_path):
         (trained.path, '--steps=7'): 'no checkpoint of step 7',
         (trained.path, '--steps=x'): 'allowed: last, all',
         (trained.path, '--stepz=7'): 'stepz',
-        (trained.path, trained.path): '2 run directories given',
+        (trained.path, trained.path): '2 directories given',
     }
-    for arguments, message in cases.items():
-        done = start('shots.py', *arguments)
-        assert done.returncode == 2 and message in done.stderr, (arguments, done.stderr)
-        assert done.stderr.count('\n') == 1 and done.stderr.startswith('error: ')
+    for message, (code, _, err) in zip(cases.values(), run_script(list(cases), path_of('shots.py')), strict=True):
+        assert code == 2 and message in err, err
+        assert err.count('\n') == 1 and err.startswith('error: ')
 
 
 def test_help_shows_the_command_and_the_flags():
-    done = start('shots.py', '--help')
-    assert done.returncode == 0 and 'experiments/modular/shots.py runs/' in done.stdout and '--steps' in done.stdout
+    ((code, out, _),) = run_script([('--help',)], path_of('shots.py'))
+    assert code == 0 and 'experiments/modular/shots.py runs/' in out and '--steps' in out
 
 
 def test_a_single_run_is_a_sweep_of_one_program(trained):

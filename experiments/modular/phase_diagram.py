@@ -3,12 +3,10 @@
     python experiments/sweep.py --config=configs/modular.py:phase
     python experiments/modular/phase_diagram.py runs/modular_phase-sweep-ID
 
-Writes two figures: at the last step, and at the step that is best on unseen tasks kept apart from the reported ones
-(early stopping). `phases.csv` has every seed of every cell.
+Two figures: at the last step, and at the step that is best on unseen tasks kept apart from the reported ones (early
+stopping). The table has every seed of every cell.
 """
 
-import csv
-import json
 from pathlib import Path
 
 from absl import flags
@@ -19,8 +17,7 @@ _THRESHOLD = flags.DEFINE_float('threshold', 0.75, 'accuracy from which a set co
 _OUT = flags.DEFINE_string('out', '', 'folder of the results; by default the figures folder of the sweep')
 
 EXPECTED = (
-    ('p = 29, six blocks: o.o.d. generalisation from how many tasks on, inputs .4 to .8', '256',
-     'Fig 1b, digitised'),
+    ('p = 29, six blocks: o.o.d. generalisation with inputs .4 to .8', 'from 256 tasks on', 'Fig 1b, digitised'),
     ('p = 29, six blocks: o.o.d. memorisation', 'inputs .2: 256 and 512 tasks, .3: 256', 'Fig 1b, digitised'),
     ('p = 29, one block', 'no o.o.d. generalisation', 'abstract'),
     ('p = 7, inputs .7: unseen tasks, 8, 24, 36 tasks', '.16, .75, .90', 'prototype, one seed'),
@@ -31,37 +28,26 @@ EXPECTED = (
 def main(paths: list[str]) -> None:
     from lingrok import sweep
     from lingrok.analysis import phases
-    from lingrok.config import ConfigError, require
+    from lingrok.config import require
     from lingrok.figures import modular
 
-    if len(paths) != 1:
-        raise ConfigError(f'{len(paths)} directories given; try one: phase_diagram.py runs/<name>-sweep-<id>')
-    directory = Path(paths[0])
+    directory = cli.one_path(paths)
     quantities = [f'{part}/accuracy_last' for part in (*phases.SETS, 'id_mixed', 'ood_mixed')]
     quantities += [*phases.SELECT, 'ood_forced/accuracy_last_not_covered', 'ood_test/accuracy_last/ratio']
     points = phases.points(sweep.rows(directory), quantities)
     require(bool(points), f'{directory} has no evaluations of the modular task yet; run it first')
-    defaults = sweep.task_defaults(directory)
-    points = [point._replace(coordinates=defaults | point.coordinates) for point in points]
-    out = Path(_OUT.value) if _OUT.value else directory / 'figures'
-    for at in ('final', 'best'):
-        figure = modular.phase_diagram(points, _THRESHOLD.value, at=at, name=directory.name)
-        print(f'figure: {cli.save_figure(figure, out, f"phase_diagram_{at}")} (and .pdf)')
-    with (out / 'phases.csv').open('w', newline='') as file:
-        table = csv.writer(file)
-        coordinates = list(points[0].coordinates)
-        table.writerow((*coordinates, 'at', 'step', *quantities, 'phase', 'transience'))
-        for point in points:
-            for at, i in (('final', -1), ('best', phases.best(point))):
-                row = {name: values[i] for name, values in point.values.items()}
-                accuracy = {part: row[f'{part}/accuracy_last'] for part in phases.SETS}
-                lost = phases.transience(point, 'ood_test/accuracy_last')
-                table.writerow((*point.coordinates.values(), at, point.steps[i], *(f'{x:.6g}' for x in row.values()),
-                                phases.phase(accuracy, _THRESHOLD.value), f'{lost:.6g}'))
-    rows = [dict(zip(('what', 'value', 'source'), row, strict=True)) for row in EXPECTED]
-    (out / 'phases.json').write_text(json.dumps({'threshold': _THRESHOLD.value, 'expected': rows}, indent=1) + '\n')
-    for row in rows:
-        print(f'{row["what"]}: expected {row["value"]} ({row["source"]})')
+    base = {key: sweep.base(directory)[key] for key in ('task.num_tasks', 'task.alpha')}
+    points = [point._replace(coordinates=base | point.coordinates) for point in points]
+    figures = {f'phase_diagram_{at}': modular.phase_diagram(points, _THRESHOLD.value, at=at, name=directory.name)
+               for at in ('final', 'best')}
+    rows = []
+    for point in points:
+        for at, i in (('final', -1), ('best', phases.best(point))):
+            row = {name: values[i] for name, values in point.values.items()}
+            phase = phases.phase({part: row[f'{part}/accuracy_last'] for part in phases.SETS}, _THRESHOLD.value)
+            rows.append({**point.coordinates, 'at': at, 'step': point.steps[i], **row, 'phase': phase,
+                         'transience': phases.transience(point, 'ood_test/accuracy_last')})
+    cli.write_report(Path(_OUT.value or directory / 'figures'), 'phase_diagram', figures, rows, EXPECTED)
 
 
 if __name__ == '__main__':

@@ -229,3 +229,108 @@ def phase_diagram(points, threshold: float, *, at: str, name: str) -> Figure:
     when = 'at the step that is best on other unseen tasks' if at == 'best' else 'at the last step'
     figure.suptitle(f'{name}: {when}, {replicas_note(seeds)}', fontsize=8)
     return figure
+
+
+@styled
+def comparison(table: Mapping[str, Mapping], lines: Mapping[str, float], name: str) -> Figure:
+    """Accuracy at the last shot for every setting of a sweep: the mean over seeds, 95 % intervals, and each seed.
+
+    table: setting -> {quantity: values (S,)}. lines: quantity -> what a reference predictor reaches on the same rows.
+    """
+    quantities = list(dict.fromkeys(quantity for row in table.values() for quantity in row))
+    figure, axes = new_figure(1, len(quantities), height=0.9 + 0.28 * len(table))
+    places = np.arange(len(table))[::-1]
+    for axis, quantity in zip(axes[0], quantities, strict=True):
+        for place, row in zip(places, table.values(), strict=True):
+            values = np.asarray(row[quantity], float)
+            mean, half = interval(values)
+            axis.plot(values, np.full(len(values), place), '.', color=GREY, markersize=3, alpha=0.7)
+            axis.errorbar(mean, place, xerr=None if np.isnan(half) else half, fmt='o', color=COLORS[0], markersize=4)
+        if quantity in lines:
+            axis.axvline(lines[quantity], color=GREY, linewidth=0.9, linestyle=':')
+        axis.set_xlim(-0.02, 1.02)
+        axis.set_ylim(-0.6, len(places) - 0.4)
+        axis.set_yticks(places, [''] * len(places))
+        axis.set_title(QUANTITIES.get(quantity, quantity), fontsize=7)
+        axis.set_xlabel('accuracy, last shot')
+    axes[0, 0].set_yticks(places, list(table))
+    figure.suptitle(f'{name}: {replicas_note(min(len(v) for row in table.values() for v in row.values()))}; dotted: '
+                    'ratio matching, kernel trick', fontsize=8)
+    return figure
+
+
+QUANTITIES = {
+    'id_train/accuracy_last': 'training tasks',
+    'ood_train/accuracy_last': 'unseen tasks',
+    'ood_test/accuracy_last': 'unseen tasks and inputs',
+    'ood_forced/accuracy_last_not_covered': 'unseen tasks, forced queries',
+}
+
+
+@styled
+def difficulty(points) -> Figure:
+    """Accuracy and loss at the end against the share of all tasks that was trained on, one colour a modulus p."""
+    figure, axes = new_figure(1, 2, height=2.6)
+    moduli = sorted({point.coordinates['task.p'] for point in points})
+    for color, p in zip(COLORS, moduli, strict=False):
+        own = [point for point in points if point.coordinates['task.p'] == p]
+        counts = sorted({point.coordinates['task.num_tasks'] for point in own})
+        for axis, quantity in zip(axes[0], ('accuracy_last', 'loss'), strict=True):
+            for part, linestyle in (('id_train', '--'), ('ood_train', '-')):
+                values = [[q.values[f'{part}/{quantity}'][-1] for q in own if q.coordinates['task.num_tasks'] == count]
+                          for count in counts]
+                mean, half = np.array([interval(np.array(x)) for x in values]).T
+                share = np.array(counts) / p**2
+                axis.plot(share, mean, linestyle, color=color, marker='.', label=f'p = {p}, {NAMES[part]}')
+                if np.isfinite(half).any():
+                    axis.fill_between(share, mean - half, mean + half, color=color, alpha=0.22, linewidth=0)
+    axes[0, 0].set_ylabel('accuracy, last shot')
+    axes[0, 0].set_ylim(0, 1.02)
+    axes[0, 1].set_ylabel('loss (nats)')
+    seeds = min(sum(q.coordinates['task.p'] == p for q in points) for p in moduli)
+    finish(figure, axes, xlabel='training tasks / all tasks', note=replicas_note(seeds), one_legend=True)
+    return figure
+
+
+@styled
+def illustration(task, state, batch) -> Figure:
+    """The data: the plane of tasks with its training tasks, the table of one task, and the rows of a batch.
+
+    a: the p^2 tasks (a, b), training tasks coloured in fours where they were chosen as corners of rectangles. b: one
+    training task, z at every input (x, y); what is dark is no training input. c: tokens of a batch, one row a sequence;
+    rows of the same task lie together, and with shared inputs row r of every task has the same x and y.
+    """
+    p, count = task.p, int(state.num_tasks)
+    figure = Figure(figsize=(TWO_COLUMNS, 2.8), layout='constrained')
+    plane, table, rows = figure.subplots(1, 3, width_ratios=(1, 1, 1.5))
+    tasks = np.asarray(state.tasks_T2)
+    numbers = np.full((p, p), np.nan)
+    for i, (a, b) in enumerate(tasks[:count]):
+        numbers[a, b] = (i // 4) % len(COLORS)
+    plane.imshow(numbers.T, origin='lower', cmap=ListedColormap(COLORS), vmin=-0.5, vmax=len(COLORS) - 0.5)
+    plane.set(xlabel='a', ylabel='b', title=f'{count} of {p * p} tasks')
+    a, b = tasks[0]
+    x, y = np.meshgrid(np.arange(p), np.arange(p), indexing='ij')
+    z = (a * x + b * y) % p
+    hidden = np.ones((p, p), bool)
+    inputs = np.asarray(state.inputs_T2)[: int(state.num_inputs)]
+    hidden[inputs[:, 0], inputs[:, 1]] = False
+    table.imshow(np.where(hidden, np.nan, z).T, origin='lower', cmap='viridis', vmin=0, vmax=p - 1)
+    table.set_facecolor('black')
+    for i in range(p):
+        for j in range(p):
+            if p <= 11 and not hidden[i, j]:
+                table.text(i, j, z[i, j], ha='center', va='center', fontsize=6, color='w' if z[i, j] < p / 2 else 'k')
+    table.set(xlabel='x', ylabel='y', title=f'z of the task ({a}, {b})')
+    tokens = np.concatenate([batch.tokens_BL, batch.targets_BL[:, -1:]], 1)
+    rows.imshow(tokens, cmap='viridis', aspect='auto', interpolation='nearest')
+    for edge in range(3, tokens.shape[1], 3):
+        rows.axvline(edge - 0.5, color='white', linewidth=1)
+    rows.set(xlabel='token (x y z of each example)', ylabel='row of the batch', title=f'a batch, {task.batching}')
+    for axis in (plane, table, rows):
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.yaxis.set_major_locator(MaxNLocator(integer=True))
+        for spine in axis.spines.values():
+            spine.set_visible(False)
+    figure.suptitle(f'p = {p}, tasks: {task.geometry}; one seed', fontsize=8)
+    return figure

@@ -1,0 +1,68 @@
+"""Settings of a sweep side by side: what matters in the recipe, the batch, the model (main text, reviews).
+
+    python experiments/sweep.py --config=configs/modular.py:ingredients
+    python experiments/modular/compare.py runs/modular_ingredients-sweep-ID
+
+Prints the table; also for :batches and :mlp, and for any run or sweep whose settings differ in a few keys.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from absl import flags
+
+from lingrok import cli
+
+_OUT = flags.DEFINE_string('out', '', 'folder of the results; by default the figures folder of the sweep')
+
+EXPECTED = (
+    ('o.o.d. generalisation without the rectangular rule', 'harder and less stable', 'reviews, p = 29'),
+    ('without type embedding and convolution', 'stays on the plateau of the task prior', 'prototype, p = 7, one seed'),
+    ('AdamW in place of Muon', 'memorises: unseen tasks .40 at step 2,200', 'prototype, p = 7, one seed'),
+    ('inputs shared between tasks, no convolution', 'unseen tasks .34 at step 1,000', 'prototype, p = 7, one seed'),
+)
+REFERENCES = {'ood_train/accuracy_last': 'ood_train/accuracy_last/ratio',
+              'ood_test/accuracy_last': 'ood_test/accuracy_last/ratio',
+              'ood_forced/accuracy_last_not_covered': 'ood_forced/accuracy_last_not_covered/kernel'}
+
+
+def main(paths: list[str]) -> None:
+    from lingrok import sweep
+    from lingrok.analysis import phases
+    from lingrok.config import require
+    from lingrok.figures import modular
+    from lingrok.metrics import text
+
+    directory = cli.one_path(paths)
+    points = phases.points(sweep.rows(directory), (*modular.QUANTITIES, *REFERENCES.values()))
+    require(bool(points), f'{directory} has no evaluations of the modular task yet; run it first')
+    measured = [name for name in modular.QUANTITIES if np.isfinite(points[0].values[name]).any()]
+    settings = [{key: str(value) for key, value in point.coordinates.items() if not key.startswith('seed')}
+                for point in points]
+    differ = [key for key in settings[0] if len({setting[key] for setting in settings}) > 1]
+    labels = [', '.join(f'{key.partition(".")[2]} {setting[key]}' for key in differ) or 'all' for setting in settings]
+    if not paired(settings, differ):  # one thing changed at a time: name that thing
+        labels = [', '.join(f'{key.partition(".")[2]} {setting[key]}' for key in differ
+                            if setting[key] != settings[0][key]) or 'as configured' for setting in settings]
+    rows = [{'setting': label, **{name: point.values[name][-1] for name in measured}}
+            for label, point in zip(labels, points, strict=True)]
+    table = {label: {name: np.array([row[name] for row in rows if row['setting'] == label]) for name in measured}
+             for label in dict.fromkeys(labels)}
+    lines = {name: float(np.nanmean([point.values[REFERENCES[name]][-1] for point in points]))
+             for name in measured if name in REFERENCES}
+    for cells in (['setting', *(modular.QUANTITIES[name] for name in measured)], ['---'] * (len(measured) + 1),
+                  *([label, *map(text, row.values())] for label, row in table.items()),
+                  ['ratio matching, kernel trick', *(f'{lines[x]:.3f}' if x in lines else '' for x in measured)]):
+        print('| ' + ' | '.join(cells) + ' |')
+    figure = modular.comparison(table, lines, directory.name)
+    cli.write_report(Path(_OUT.value or directory / 'figures'), 'compare', {'compare': figure}, rows, EXPECTED)
+
+
+def paired(settings: list[dict], differ: list[str]) -> bool:
+    """Whether the settings are a grid: every combination of the values of what differs."""
+    combinations = {tuple(setting[key] for key in differ) for setting in settings}
+    return len(combinations) == np.prod([len({setting[key] for setting in settings}) for key in differ])
+
+
+if __name__ == '__main__':
+    cli.main(main, paths=True)
