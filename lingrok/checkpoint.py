@@ -47,8 +47,11 @@ class Checkpoints:
         return sorted(int(path.name) for path in self.directory.iterdir() if path.name.isdigit())
 
     def save(self, step: int, params, train, meta: Mapping) -> None:
-        """Writes a checkpoint of host arrays; it exists in full or not at all. OSError if the disk does not take it."""
-        path, items = self._path(step), {'params': _flat(params), 'train': _flat(train)}
+        """Writes a checkpoint of host arrays; it exists in full or not at all. OSError if the disk does not take it.
+
+        train=None: only what analysis needs.
+        """
+        path, items = self._path(step), {'params': _flat(params)} | ({} if train is None else {'train': _flat(train)})
         meta = {**meta, 'step': step, 'hash': {name: content_hash(item) for name, item in items.items()}}
         meta['hash']['meta'] = _meta_hash(meta)
         args = {name: ocp.args.StandardSave(item) for name, item in items.items()}
