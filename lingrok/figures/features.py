@@ -16,8 +16,10 @@ from lingrok.figures.style import (
     ORANGE,
     PURPLE,
     RED,
+    TWO_COLUMNS,
     finish,
     new_figure,
+    picture,
     replicas_note,
     styled,
 )
@@ -192,3 +194,50 @@ def _root(values: Mapping) -> int | None:
     """The primitive root that the measurement used."""
     root = values.get('root')
     return None if root is None else int(np.ravel(getattr(root, 'values', root))[0])
+
+
+@styled
+def cosine(series: Mapping, cfg: Config) -> Figure:
+    """Similarity of the residual stream between inputs, one example running over all inputs (x, y).
+
+    Left: correlation of the residual vectors after each block for all pairs of inputs (replica 0), at the x token
+    (inputs in the order of x) and at the y and z token (in the order of x p + y). a, b: mean correlation of inputs of
+    equal ratio y / x minus that of others, of pairs that share neither x nor y and have no zero; dotted: 97.5 %
+    quantile where ratios are dealt out at random.
+    """
+    last, num_layers = {name: x.values[-1] for name, x in series.items()}, cfg.model.num_layers
+    figure = Figure(figsize=(TWO_COLUMNS, max(3.4, 0.5 + 1.45 * num_layers)), layout='constrained')
+    left, right = figure.subfigures(1, 2, width_ratios=(2.2, 1))
+    pictures = left.subplots(num_layers, 3, squeeze=False)
+    for layer, row in enumerate(pictures):
+        for axis, token in zip(row, 'xyz', strict=True):
+            title = f'{token} token' if layer == 0 else ''
+            shown = picture(axis, last[f'{token}/similarity'][0, layer], title=title, cmap='RdBu_r', vmin=-1, vmax=1)
+            if layer == num_layers - 1:
+                axis.set_xlabel('x' if token == 'x' else 'x p + y')
+        row[0].set_ylabel(f'block {layer}')
+    left.colorbar(shown, ax=pictures, location='bottom', label='correlation', shrink=0.5, aspect=30)
+    groups = cfg.groups()
+    for letter, token, axis in zip('ab', 'yz', right.subplots(2, 1), strict=True):
+        for color, (setting, replicas) in zip(COLORS, groups.items(), strict=False):
+            errorbars(axis, np.arange(num_layers), last[f'{token}/contrast'][replicas], color=color,
+                      label=setting or 'model', fmt='o-')
+            axis.plot(np.arange(num_layers), last[f'{token}/shuffled'][replicas].mean(0), ':', color=color)
+        axis.axhline(0, color='black', linewidth=0.5)
+        axis.set_ylim(-0.3, 1.05)
+        axis.set_xticks(range(num_layers))
+        axis.set_ylabel(f'contrast, {token} token')
+        axis.annotate(letter, (0, 1), xycoords='axes fraction', xytext=(-24, 6), textcoords='offset points',
+                      fontweight='bold', fontsize=9)
+    axis.set_xlabel('after block')
+    right.legend(*axis.get_legend_handles_labels(), loc='outside upper center', ncols=1)
+    note = replicas_note(min(map(len, groups.values())))
+    figure.suptitle(f'{cfg.name}, p = {cfg.task.p}: pictures of replica 0; a, b: {note}', fontsize=8)
+    return figure
+
+
+def cosine_frame(axis, values: Mapping, cfg: Config) -> None:
+    """Mean similarity by ratios of the two inputs, at the z token after the block with the highest contrast."""
+    layer = int(np.argmax(values['z/contrast']))
+    picture(axis, values['z/by_direction'][layer], cmap='RdBu_r', vmin=-1, vmax=1)
+    axis.set_xlabel(f'ratio (block {layer})', fontsize=6.5)
