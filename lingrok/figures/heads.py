@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from matplotlib.figure import Figure
 
+from lingrok.analysis.patching import CONDITIONS, GROUPS
 from lingrok.config import Config
 from lingrok.figures.modular import NAMES
 from lingrok.figures.style import (
@@ -21,6 +22,10 @@ from lingrok.metrics import interval
 MARKERS = 'os^Dv<>*'
 KIND_NAMES = {'mean_all': 'mean over positions', 'zero': 'zero', 'resample': 'another row'}
 SPLIT_NAMES = {**NAMES, 'ood_forced': 'unseen tasks, forced queries', 'id_forced': 'training tasks, forced queries'}
+PAIRS = {'labels': 'other task', 'query': 'other query', 'both': 'other task\nand query',
+         'coordinates': 'other task, query\nand coordinates'}
+ANSWERS = {'base': 'as the base', 'source': 'as the source', 'coefficients': 'source query,\nbase labels',
+           'labels': 'base query,\nsource labels', 'tokens': 'source tokens,\nbase examples'}
 CRITERIA = ('self', '1 back', '2 back', '3 back', 'first\ntoken', 'own\nslot')
 
 
@@ -137,7 +142,7 @@ def ablation(series: Mapping, cfg: Config) -> Figure:
                          label='ratio matching')
             axis.axhline(1 / cfg.task.p, color=GREY, linewidth=0.8, linestyle=':', label='chance')
         cumulative.xaxis.get_major_locator().set_params(integer=True)
-        single.set_xticks(place, labels)
+        single.set_xticks(place, labels, rotation=90 if len(labels) > 16 else 0)
         single.set_ylim(-0.03, 1.03)
         single.set_ylabel(f'accuracy{", " if setting else ""}{setting}')
     single.set_xlabel('part taken out')
@@ -150,3 +155,53 @@ def ablation(series: Mapping, cfg: Config) -> Figure:
 def without_heads(axis, values: Mapping, cfg: Config) -> None:
     """Frame of a film: accuracy on unseen tasks without each head, layers downwards."""
     picture(axis, values['ood_train/mean/head'], vmin=0, vmax=1)
+
+
+@styled
+def patching(series: Mapping, cfg: Config) -> Figure:
+    """Whose answer follows when residuals of a source prompt are put into a base prompt, by depth and tokens.
+
+    Maps, one row a kind of prompt pair: share of prompts with each answer, in one replica, the most able one of its
+    setting; chance is marked on the colour bar. Depth: in front of block 0, 1, ... and behind the last one
+    (out). Curves, in the colours of the titles: the whole query exchanged, mean and 95 % interval of the replicas;
+    dotted: chance. Pairs count where the answers differ and both prompts are solved.
+    """
+    last = {name: x.values[-1] for name, x in series.items()}
+    setting, replicas = next(iter(cfg.groups().items()))
+    replica = replicas[int(np.argmax(last['both/kept'][replicas]))]
+    figure = Figure(figsize=(TWO_COLUMNS, 1.3 * len(CONDITIONS) + 0.9), layout='constrained')
+    panels = figure.subplots(len(CONDITIONS), len(ANSWERS) + 1, squeeze=False,
+                             width_ratios=[1] * len(ANSWERS) + [1.5])
+    chance = 1 / cfg.task.p
+    depths = [*range(cfg.model.num_layers), 'out']
+    for line, condition in zip(panels, CONDITIONS, strict=True):
+        curve = line[-1]
+        for axis, (answer, label), color in zip(line, ANSWERS.items(), COLORS, strict=False):
+            if f'{condition}/{answer}' not in last:
+                axis.set_axis_off()
+                continue
+            share_SNG = last[f'{condition}/{answer}']
+            image = picture(axis, share_SNG[replica], vmin=0, vmax=1)
+            axis.set_title(label, fontsize=7, pad=2, color=color)
+            band(curve, np.arange(share_SNG.shape[1]), share_SNG[replicas, :, -1].T, color=color, label=label)
+        line[0].set_ylabel(f'{PAIRS[condition]}\ndepth', fontsize=7)
+        line[0].set_yticks(range(len(depths)), depths)
+        curve.axhline(chance, color=GREY, linewidth=0.8, linestyle=':')
+        curve.set_ylim(-0.03, 1.03)
+        curve.set_ylabel('share')
+        curve.set_xticks(range(len(depths)), depths)
+        kept, _ = interval(last[f'{condition}/kept'][replicas])
+        curve.set_title(f'{100 * kept:.0f} % of pairs count', fontsize=7, pad=2)
+    for axis in panels[-1, :-1]:
+        axis.set_xticks(range(len(GROUPS)), GROUPS, rotation=90)
+    curve.set_xlabel('depth')
+    bar = figure.colorbar(image, ax=panels, label='share of prompts', location='right', fraction=0.02)
+    bar.set_ticks([0, chance, 0.5, 1], labels=['0', 'chance', '0.5', '1'])
+    figure.suptitle(f'{cfg.name}{", " if setting else ""}{setting}: maps of replica {replica}; curves: '
+                    f'{replicas_note(len(replicas))}', fontsize=8)
+    return figure
+
+
+def mixed_map(axis, values: Mapping, cfg: Config) -> None:
+    """Frame of a film: share of answers with the source's coefficients and the base's labels, depth downwards."""
+    picture(axis, values['both/coefficients'], vmin=0, vmax=1)
