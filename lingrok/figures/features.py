@@ -7,6 +7,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from lingrok.analysis.characters import VIEWS, log_table, neuron_layers, random_shares
+from lingrok.analysis.neurons import KINDS, SHARES
 from lingrok.config import Config
 from lingrok.figures.style import (
     BLUE,
@@ -241,3 +242,52 @@ def cosine_frame(axis, values: Mapping, cfg: Config) -> None:
     layer = int(np.argmax(values['z/contrast']))
     picture(axis, values['z/by_direction'][layer], cmap='RdBu_r', vmin=-1, vmax=1)
     axis.set_xlabel(f'ratio (block {layer})', fontsize=6.5)
+
+
+@styled
+def neurons(series: Mapping, cfg: Config) -> Figure:
+    """Kinds of MLP neurons by what explains their activation as a function of one example (x, y).
+
+    Pictures (replica 0): in each block the neuron that is explained best by which of x and y are 0; and, on inputs
+    without a zero, by x, y, the ratio y / x, the product x y, the answer z, or one wave of a character in x and one in
+    y. Numbers: share of variance, adjusted for the number of classes. x to the right, y upwards, dark to bright from
+    the least to the largest activation, at the y or z token. Bars: share of all neurons of a block that zeros, or else
+    the best of the others, explain by more than half; ticks: the same with the inputs in random order.
+    """
+    last, groups, layers = {name: x.values[-1] for name, x in series.items()}, cfg.groups(), neuron_layers(cfg.model)
+    tall, low = 0.78 * 2 * len(layers) + 0.4, 1.5 * len(groups) + 0.6
+    figure = Figure(figsize=(TWO_COLUMNS, tall + low), layout='constrained')
+    top, bottom = figure.subfigures(2, 1, height_ratios=(tall, low))
+    rows = [(token, i) for token in 'yz' for i in range(len(layers))]
+    for n, (row, (token, i)) in enumerate(zip(top.subplots(len(rows), len(KINDS), squeeze=False), rows, strict=True)):
+        for k, axis in enumerate(row):
+            score = last[f'{token}/top_score'][0, i, k]
+            title = f'{KINDS[k]}: {score:.2f}' if n == 0 else f'{score:.2f}'
+            picture(axis, last[f'{token}/top'][0, i, k].T[::-1], title=title)
+        row[0].set_ylabel(f'{token}, block {layers[i]}', fontsize=7)
+    axes, place = bottom.subplots(len(groups), 2, squeeze=False, sharey=True), np.arange(len(SHARES))
+    width = 0.8 / len(layers)
+    for row, (setting, replicas) in zip(axes, groups.items(), strict=True):
+        for axis, token in zip(row, 'yz', strict=True):
+            for i, n in enumerate(layers):
+                at = place + (i + 0.5) * width - 0.4
+                mean, half = interval(last[f'{token}/shares'][replicas, i], 0)
+                axis.bar(at, mean, width, yerr=np.nan_to_num(half), color=COLORS[n % 7], label=f'block {n}',
+                         error_kw={'elinewidth': 0.8, 'capsize': 1.5})
+                floor_K = last[f'{token}/shuffled'][replicas, i].mean(0)
+                axis.hlines(floor_K, at - width / 2, at + width / 2, color=GREY, linewidth=1.2)
+            axis.set_ylim(0, 1.02)
+            axis.set_xticks(place, SHARES, rotation=30, ha='right')
+            axis.set_title(f'{token} token{f", {setting}" if setting else ""}', pad=3)
+        row[0].set_ylabel('share of neurons')
+    bottom.legend(*axes[0, 1].get_legend_handles_labels(), loc='outside upper right', ncols=len(layers))
+    note = replicas_note(min(map(len, groups.values())))
+    figure.suptitle(f'{cfg.name}, p = {cfg.task.p}: pictures of replica 0; bars: {note}', fontsize=8)
+    return figure
+
+
+def neurons_frame(axis, values: Mapping, cfg: Config) -> None:
+    """The neuron that the ratio y / x explains best at the z token, in the first block that has neurons."""
+    kind = KINDS.index('ratio')
+    picture(axis, values['z/top'][0, kind].T[::-1])
+    axis.set_xlabel(f'ratio: {values["z/top_score"][0, kind]:.2f}', fontsize=6.5)
