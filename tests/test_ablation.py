@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_heads import random_params, tiny_config
@@ -94,3 +95,40 @@ def test_heads_go_in_the_order_of_their_own_effect_until_none_is_left():
         assert cumulative[-1] == found[f'{split}/mean/heads']
         previous = tuple(found['ablation/previous_head'])
         assert found[f'{split}/mean/previous_head'] == head_NH[previous]
+
+
+def test_order_and_accuracy_are_those_of_the_rows_they_are_said_to_be_of():
+    """The loss on unseen tasks without each head, and accuracy on forced queries, both by hand."""
+    params = jax.tree.map(np.copy, PARAMS)
+    params['blocks_1']['o'][: CFG.model.d_head] = 0
+
+    @quick_jit
+    def by_hand(params, state):
+        first, rest = jax.random.split(jax.random.key(0))
+        draw = lambda key, split: CFG.task.sample(state, key, split=split, batch_size=200)  # noqa: E731
+        unseen, forced = draw(jax.random.fold_in(rest, 1), 'ood_train'), draw(jax.random.fold_in(rest, 2), 'ood_forced')
+        z = model.apply(params, draw(first, 'id_train').tokens_BL, cfg=CFG.model, capture='*.attn.z')[1]
+
+        def without(head, batch):
+            hooks = {f'blocks.{layer}.attn.z': lambda value, layer=layer: jnp.where(
+                (jnp.arange(2)[:, None] == head % 2) & (layer == head // 2), z[f'blocks.{layer}.attn.z'].mean(0), value)
+                for layer in range(2)}
+            logits = model.apply(params, batch.tokens_BL, cfg=CFG.model, hooks=hooks)[0][:, -1]
+            loss_B = -jax.nn.log_softmax(logits)[jnp.arange(200), batch.targets_BL[:, -1]]
+            return loss_B.mean(), logits.argmax(-1) == batch.targets_BL[:, -1]
+
+        counts = forced.groups['valid_B'] & ~forced.groups['covered_BS'][:, -1]
+        return jax.lax.map(lambda head: (without(head, unseen)[0], without(head, forced)[1]), jnp.arange(4)), counts
+
+    (loss_H, hit_HB), counts_B = by_hand(params, quick_jit(CFG.task.init)(jax.random.key(3)))
+    found = measured()
+    np.testing.assert_array_equal(found['ablation/order'].ravel(), np.argsort(np.argsort(loss_H)))
+    np.testing.assert_allclose(found['ood_forced/mean/head'].ravel(), hit_HB[:, counts_B].mean(1), rtol=1e-5)
+
+
+def test_removable():
+    """The first head that costs 5 points ends the count, and a model that guesses has nothing to count."""
+    cumulative = np.array([0.91, 0.88, 0.84, 0.89])
+    assert ablation.removable(0.9, cumulative, 5) == 2
+    assert ablation.removable(0.95, cumulative, 5) == 1
+    assert np.isnan(ablation.removable(0.4, 0 * cumulative + 0.4, 5))

@@ -112,10 +112,10 @@ def test_attention_maps_one_row_of_the_task_asked_for(task):
     np.testing.assert_allclose(found['map/pattern'], expected, rtol=1e-4, atol=1e-6)
 
 
-def tiny_config(**options):
+def tiny_config(num_examples=4, **options):
     """An untrained model of the task modulo 5, with options of the model."""
     cfg = config.defaults('modular')
-    cfg.task.p, cfg.task.num_examples, cfg.task.num_tasks, cfg.task.batching = 5, 4, 8, 'iid'
+    cfg.task.p, cfg.task.num_examples, cfg.task.num_tasks, cfg.task.batching = 5, num_examples, 8, 'iid'
     cfg.task.geometry = 'random'
     cfg.model.update({'num_layers': 2, 'd_model': 8, 'd_mlp': 8, 'num_heads': 2} | options)
     return config.from_config_dict(cfg)

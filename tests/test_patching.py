@@ -111,7 +111,10 @@ def test_exchange_with_itself_with_everything_and_with_some_tokens():
 
 
 def solver(params, base_BL, source_BL, depth_I, tokens_IL, cfg):
-    """In place of the model: exchanges tokens at depth 0, nothing later, and answers by the task that fits best."""
+    """In place of the model: exchanges tokens at depth 0, nothing later, and answers by the task that fits best.
+
+    It is wrong about every odd row of the source alone, and about every fourth row of the base alone.
+    """
     tasks_T2 = jnp.stack(jnp.divmod(jnp.arange(P * P), P), -1)
 
     def answer(patch):
@@ -120,7 +123,10 @@ def solver(params, base_BL, source_BL, depth_I, tokens_IL, cfg):
         rows_BS3 = jnp.pad(rows_BL, ((0, 0), (0, 1))).reshape(len(rows_BL), -1, 3)
         z_BST = rows_BS3[..., :2] @ tasks_T2.T % P
         fits_BT = jnp.sum(z_BST[:, :-1] == rows_BS3[:, :-1, 2:], 1)
-        return jnp.take_along_axis(z_BST[:, -1], jnp.argmax(fits_BT, -1)[:, None], 1)[:, 0]
+        right_B = jnp.take_along_axis(z_BST[:, -1], jnp.argmax(fits_BT, -1)[:, None], 1)[:, 0]
+        row_B = jnp.arange(len(right_B))
+        wrong_B = (jnp.all(tokens_L) & (row_B % 2 == 1)) | (~jnp.any(tokens_L) & (row_B % 4 == 0))
+        return (right_B + wrong_B) % P
 
     return jax.lax.map(answer, (depth_I, tokens_IL))
 
@@ -128,7 +134,7 @@ def solver(params, base_BL, source_BL, depth_I, tokens_IL, cfg):
 def test_shares_of_a_perfect_solver_of_the_exchanged_tokens(monkeypatch):
     monkeypatch.setattr(patching, 'patched_answers', solver)
     cfg = tiny_config(num_examples=9)
-    fn = quick_jit(lambda state, key: patching.interchange(None, state, key, cfg, num_rows=300))
+    fn = quick_jit(lambda state, key: patching.interchange(None, state, key, cfg, num_rows=800))
     found = {name: np.asarray(value) for name, value in fn(state(), jax.random.key(0)).items()}
 
     def winner(condition, depth=0):
@@ -145,4 +151,4 @@ def test_shares_of_a_perfect_solver_of_the_exchanged_tokens(monkeypatch):
     for condition, told_apart in patching.CONDITIONS.items():
         assert winner(condition, 1) == ['base'] * 7
         chance = np.prod([1 - k / P for k in range(len(told_apart))])
-        assert abs(found[f'{condition}/kept'] - chance) < 0.1, condition
+        assert abs(found[f'{condition}/kept'] - chance / 4) < 0.05, condition

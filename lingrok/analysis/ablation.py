@@ -77,9 +77,14 @@ def ablate(params, task_state, key, cfg: Config, *, splits: tuple[str, ...], num
                       f'{split}/{kind}/mlps': accuracy_P[-2],
                       f'{split}/{kind}/previous_head': head_NH[previous[0], previous[1]],
                       f'{split}/{kind}/worst_head': jnp.min(head_NH)}
-    least = found[f'{splits[judge]}/intact'] - TOLERANCE
-    count = jnp.sum(jnp.cumprod(found[f'{splits[judge]}/cumulative'] > least))
-    return found | {'ablation/removable': jnp.where(least > 2 / cfg.task.p, count, jnp.nan)}
+    able = [found[f'{splits[judge]}/{name}'] for name in ('intact', 'cumulative')]
+    return found | {'ablation/removable': removable(*able, cfg.task.p)}
+
+
+def removable(intact, cumulative_C, p: int) -> jax.Array:
+    """How many heads can go before the accuracy falls by TOLERANCE; NaN of a model that knows little beyond chance."""
+    count = jnp.sum(jnp.cumprod(cumulative_C > intact - TOLERANCE))
+    return jnp.where(intact - TOLERANCE > 2 / p, count, jnp.nan)
 
 
 def _sites(cfg: Config) -> tuple[str, ...]:
