@@ -95,11 +95,11 @@ def test_logits_are_those_of_the_official_model(act, tied, heads, depth, tmp_pat
 
 def test_prefixes_wrappings_and_buffers_change_nothing(tmp_path):
     state = maker.state_dict(np.random.default_rng(0), depth=1)
-    cfg, params = modular.official(save(tmp_path, state))
+    cfg, params = modular.official(save(tmp_path, state, depth=1))
     bare = {name: value for name, value in state.items() if not name.endswith('freqs')}
     for prefix, wrap, kept in (('module.', '', state), ('_orig_mod.module.', 'model', state), ('', '', bare)):
         other = {prefix + name: value for name, value in kept.items()}
-        again = modular.official(save(tmp_path, other, wrap=wrap))
+        again = modular.official(save(tmp_path, other, wrap=wrap, depth=1))
         assert again[0] == cfg
         jax.tree.map(np.testing.assert_array_equal, again[1], params)
 
@@ -149,7 +149,6 @@ BAD_STATES = {
     'an embedding of rank 1': (changed('transformer.wte.weight', np.ones(23, F32)), 'another model'),
     'an empty embedding': (changed('transformer.wte.weight', np.ones((23, 0), F32)), 'another model'),
     'another model': ({'fc.weight': np.ones((2, 2), F32)}, 'another model'),
-    'another block is missing': (changed('transformer.h.2.ln_1.bias', np.ones(8, F32)), "'transformer.h.1.attn"),
     'a position table': (changed('transformer.wpe.weight', np.ones((9, 8), F32)), 'unknown tensors.*wpe'),
     'a bias': (changed('transformer.h.0.attn.o.bias', np.ones(8, F32)), 'unknown tensors.*o.bias'),
     'queries of another shape': (changed(QKV, np.ones((16, 8), F32)), r'has shape \[16, 8\]; allowed: \[24, 8\]'),
@@ -159,8 +158,10 @@ BAD_STATES = {
     'whole numbers': (changed(QKV, np.ones((24, 8), np.int64)), 'int64; allowed: floating point'),
     'frequencies of another base': (changed(FREQS, np.array([1, 0.2], F32)), 'not those of base 10000'),
     'frequencies of another width': (changed(FREQS, np.ones(3, F32)), r'freqs has shape \[3\]; allowed: \[2\]'),
+    'another depth': (maker.state_dict(np.random.default_rng(0), depth=2), 'num_layers=2, .* says 1'),
+    'another width': (maker.state_dict(np.random.default_rng(0), depth=1, width=16), 'd_model=16, .* says 8'),
     'another vocabulary': (maker.state_dict(np.random.default_rng(0), p=7), '25 embeddings; allowed: 23 for p=5'),
-    'another feed-forward': (maker.state_dict(np.random.default_rng(0), act='swiglu'), 'c_fc'),
+    'another feed-forward': (maker.state_dict(np.random.default_rng(0), act='swiglu', depth=1), 'c_fc'),
 }
 
 
@@ -168,14 +169,21 @@ BAD_STATES = {
 def test_a_state_dict_of_another_model_is_refused(case, tmp_path):
     state, message = BAD_STATES[case]
     with pytest.raises(ConfigError, match=message) as error:
-        modular.official(save(tmp_path, state))
+        modular.official(save(tmp_path, state, depth=1))
     assert '\n' not in str(error.value)
+
+
+def test_a_missing_block_is_named(tmp_path):
+    state = changed('transformer.h.2.ln_1.bias', np.ones(8, F32))
+    with pytest.raises(ConfigError, match="no tensor 'transformer.h.1.attn"):
+        modular.official(maker.save(tmp_path / 'renamed.pth', state))
 
 
 def test_settings_are_read_from_the_name():
     found = modular.settings(f'/some/place/{RELEASED["d4"]}.pth')
     assert found == modular.Settings(
-        p=29, num_examples=32, num_tasks=384, alpha=0.8, activation='relu', num_heads=4, max_len=512, seed=1,
+        p=29, num_examples=32, num_tasks=384, alpha=0.8, activation='relu', num_heads=4, num_layers=4,
+        d_model=512, max_len=512, seed=1,
         input_seed=0, batch_size=1536, num_steps=200_000, warmup_steps=10_000, learning_rate=1.5e-4, weight_decay=2.0,
     )
     early = RELEASED['d4'].replace('_T200000', '_t160000_T200000').replace('dI0', 'dI7').replace('wd2', 'wd5')

@@ -8,7 +8,8 @@ Settings come from the file name as the official code gives it; flags add what a
 it. Several files of one training, which differ in their step, make one run with several checkpoints. The file is read
 without torch, and nothing in it is executed. Task list and input split are drawn as the official code draws them.
 
-The evaluation that is written, and every script, computes in float32; the official code evaluated in bfloat16.
+The evaluation that is written, and every script, computes in float32; the official code evaluated in bfloat16. At the
+size of the paper it takes minutes on two cores, a quarter of it with --eval_batch_size=256.
 """
 
 import dataclasses

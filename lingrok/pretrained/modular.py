@@ -51,6 +51,8 @@ class Settings:
     rectangles: bool = key(True, 'without it, the tasks of num_rectangular are drawn at random, before the others')
     alpha: float = key(0.0, 'share of the inputs that are training inputs', low=0.0, high=1.0)
     activation: str = key('relu', 'feed-forward', choices=tuple(KINDS))
+    num_layers: int = key(0, 'blocks, checked against the file; 0: as many as it has', low=0)
+    d_model: int = key(0, 'residual width, checked against the file; 0: what it is', low=0)
     num_heads: int = key(0, 'heads; 0: from the rotary frequencies', low=0)
     max_len: int = key(0, 'longest input; 0: that of the task', low=0)
     seed: int = key(-1, 'seed of the tasks and of the initial parameters', low=-1)
@@ -75,10 +77,10 @@ def _yes(text: str) -> bool:
 # In the name: letters -> what the number after them is, and how it is read.
 TOKENS = {
     'p': ('p', int), 'row': ('num_examples', int), 'ntask': ('num_tasks', int), 'pltask': ('num_rectangular', int),
-    'parale': ('rectangles', _yes), 'dfrac': ('alpha', lambda text: float(text) / 100), 'h': ('num_heads', int),
-    'lctx': ('max_len', int), 'I': ('seed', int), 'dI': ('input_seed', int), 'bs': ('batch_size', int),
-    't': ('step', int), 'T': ('num_steps', int), 'Tw': ('warmup_steps', int), 'lr': ('learning_rate', float),
-    'wd': ('weight_decay', float),
+    'parale': ('rectangles', _yes), 'dfrac': ('alpha', lambda text: float(text) / 100), 'd': ('num_layers', int),
+    'n': ('d_model', int), 'h': ('num_heads', int), 'lctx': ('max_len', int), 'I': ('seed', int),
+    'dI': ('input_seed', int), 'bs': ('batch_size', int), 't': ('step', int), 'T': ('num_steps', int),
+    'Tw': ('warmup_steps', int), 'lr': ('learning_rate', float), 'wd': ('weight_decay', float),
 }
 
 
@@ -133,6 +135,9 @@ def official(path, **given) -> tuple[ModelConfig, dict]:
     numbers = {int(name.split('.')[2]) for name in state if re.match(r'transformer\.h\.\d{1,4}\.', name)}
     num_layers = max(numbers, default=-1) + 1
     require(num_layers > 0, f'{path} has no blocks transformer.h.N')
+    for field, value in (('num_layers', num_layers), ('d_model', width)):
+        told = getattr(options, field)
+        require(told in (0, value), f'{path} has {field}={value}, and its name or a flag says {told}')
     hidden = state.get(f'transformer.h.0.mlp.{matrices["mlp_in"]}.weight', embed).size // width
     freqs = state.get('transformer.h.0.attn.rotary_emb.freqs')
     heads = options.num_heads or (width // (2 * freqs.size) if freqs is not None and freqs.size else 0)
