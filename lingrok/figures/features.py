@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from lingrok.analysis.characters import VIEWS, log_table, neuron_layers, random_shares
 from lingrok.analysis.neurons import KINDS, SHARES
+from lingrok.analysis.probes import probed_shots
 from lingrok.config import Config
 from lingrok.figures.style import (
     BLUE,
@@ -19,6 +20,7 @@ from lingrok.figures.style import (
     RED,
     TWO_COLUMNS,
     finish,
+    floor,
     new_figure,
     picture,
     replicas_note,
@@ -291,3 +293,63 @@ def neurons_frame(axis, values: Mapping, cfg: Config) -> None:
     kind = KINDS.index('ratio')
     picture(axis, values['z/top'][0, kind].T[::-1])
     axis.set_xlabel(f'ratio: {values["z/top_score"][0, kind]:.2f}', fontsize=6.5)
+
+
+@styled
+def probes(series: Mapping, cfg: Config) -> Figure:
+    """Accuracy of linear probes on the residual stream, one colour a setting.
+
+    E: embedding; numbers: after that block. a: the factor c between the x of two examples, read at the y token of the
+    second one; dashed: a random class of each pair, which can only be learned by heart. b: the coefficients of two
+    examples that combine to the query (c1 solid, c2 dashed), at its y token. c: the task (a solid, b dashed) at the y
+    token against the number of examples before it, after the block where it is read best; probes are tested on other
+    tasks than they are fitted to. d: r2 of every multiplicative character of c (solid) and c1 (dashed) at the y token,
+    after the block where it is read best. Dotted: chance.
+    """
+    last, groups = {name: x.values[-1] for name, x in series.items()}, cfg.groups()
+    blocks, shots = np.arange(cfg.model.num_layers + 1), probed_shots(cfg.task)
+    frequency = np.arange(1, (cfg.task.p + 1) // 2)
+    figure, axes = new_figure(2, 2, height=4.6)
+    (factor, coefficient), (task, character) = axes
+
+    def pairs(names):
+        return [(name, linestyle) for name, linestyle in zip(names, ('-', '--'), strict=True) if f'{name}/r2' in last]
+
+    for color, (setting, replicas) in zip(COLORS, groups.items(), strict=False):
+        for axis, names in ((factor, ('c', 'c_control')), (coefficient, ('c1', 'c2'))):
+            for name, linestyle in pairs(names):
+                errorbars(axis, blocks, last[f'{name}/accuracy'][replicas, :, 1], color=color, fmt='o' + linestyle,
+                          label=setting if linestyle == '-' else '')
+        for name, linestyle in pairs(('a', 'b')):
+            values_SPK = last[f'{name}/accuracy'][replicas]
+            best = values_SPK.mean((0, 2)).argmax()
+            errorbars(task, shots, values_SPK[:, best], color=color, fmt='o' + linestyle,
+                      label=f'{setting or "model"}, {"E" if best == 0 else best - 1}' if linestyle == '-' else '')
+        for name, linestyle in pairs(('c', 'c1')):
+            best = last[f'{name}/accuracy'][replicas, :, 1].mean(0).argmax()
+            errorbars(character, frequency, last[f'{name}/r2'][replicas, best, 1], color=color, fmt='o' + linestyle)
+    for axis, label in ((factor, 'accuracy of c'), (coefficient, 'accuracy of c1, c2'), (task, 'accuracy of a, b')):
+        axis.set_ylabel(label)
+        axis.set_ylim(0, 1.02)
+        floor(axis, 1 / cfg.task.p, 'chance', below=True)
+    character.set_ylabel('r2 of characters')
+    floor(character, 0, 'chance', below=True)
+    character.set_ylim(min(-0.1, character.get_ylim()[0]), 1.02)
+    character.set_xticks(frequency[:: 1 + len(frequency) // 8])
+    finish(figure, axes, xlabel='after block', note=f'{cfg.name}, p = {cfg.task.p}: '
+           + replicas_note(min(map(len, groups.values()))))
+    for axis in (factor, coefficient):
+        axis.set_xticks(blocks, ['E', *blocks[:-1]])
+    task.set_xlabel('shots')
+    character.set_xlabel('frequency')
+    return figure
+
+
+def probes_frame(axis, values: Mapping, cfg: Config) -> None:
+    """Accuracy of c (blue) and its control (grey) by block, at the y token."""
+    for name, color in (('c_control', GREY), ('c', BLUE)):
+        axis.plot(values[f'{name}/accuracy'][:, 1], 'o-', color=color, markersize=2, linewidth=1)
+    axis.axhline(1 / cfg.task.p, color=GREY, linewidth=0.8, linestyle=':')
+    axis.set_ylim(0, 1.02)
+    axis.set_xticks(range(cfg.model.num_layers + 1), ['E', *range(cfg.model.num_layers)])
+    axis.set_yticks([0, 1] if axis.get_subplotspec().is_first_col() else [])
