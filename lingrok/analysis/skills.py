@@ -167,7 +167,8 @@ def bayes_mixture(params, task_state, key, cfg: Config, *, splits: tuple[str, ..
 
     def of_split(split):
         batch, valid_B = _clean_rows(task_state, key, cfg, split, num_rows)
-        log_probs_BSV = jax.nn.log_softmax(model.apply(params, batch.tokens_BL, cfg=cfg.model)[0][:, 1::3])
+        logits_BSV = model.apply(params, batch.tokens_BL, cfg=cfg.model)[0][:, 1::3]
+        log_probs_BSV = jax.nn.log_softmax(logits_BSV[..., : cfg.task.p])  # a vocabulary may be longer than p
         target_BSV = jnp.exp(log_probs_BSV) * valid_B[:, None, None] / jnp.sum(valid_B)
         weight_SC, mixture_BSV = fit_mixture(target_BSV, predictors(task_state, batch, cfg), num_iterations)
         entropy_S = -jnp.sum(target_BSV * log_probs_BSV, (0, 2))
