@@ -90,8 +90,17 @@ def test_probes_of_an_untrained_model():
     found = quick_jit(functools.partial(probes.probes, cfg=cfg, num_rows=512))(params, state, jax.random.key(0))
     assert found['c/accuracy'].shape == found['c2/accuracy'].shape == (3, 2) and found['c1/r2'].shape == (3, 2, 2)
     assert found['a/accuracy'].shape == (3, 4) == (3, len(probes.probed_shots(cfg.task)))
+    # At the x token before any block the other x is unknown, and no zero gives c away.
+    assert abs(found['c/accuracy'][0, 0] - 1 / (P - 1)) < 0.12
     # Nobody can know the task before the first example, nor two coefficients at the x token.
     for name in ('a', 'b'):
         assert np.abs(found[f'{name}/accuracy'][:, 0] - 1 / P).max() < 0.1
     for name in ('c1', 'c2'):
         assert np.abs(found[f'{name}/accuracy'][:, 0] - 1 / P).max() < 0.1
+
+
+def test_control_is_a_latin_square():
+    table = np.asarray(quick_jit(functools.partial(probes.control_classes, p=7))(jax.random.key(1)))
+    assert (table[0] == 0).all() and (table[:, 0] == 0).all()
+    for inner in (table[1:, 1:], table[1:, 1:].T):
+        np.testing.assert_array_equal(np.sort(inner, 1), np.tile(np.arange(1, 7), (6, 1)))

@@ -4,7 +4,8 @@
     python experiments/modular/probes.py runs/modular_demo-ID --steps=all      the best block along training
 
 The authors read the factor between two examples at 15 to 20 % and the task at chance, and call it inconclusive. Here
-each probe has a control, and the characters of the same factor are read beside its one-hot class.
+rows with a zero are left out, where x alone tells that the factor is 0 (which would lift chance from 1 / p to 2 / p),
+a random table of factors is the control, and the characters of the same factor are read beside its one-hot class.
 """
 
 import functools
@@ -23,7 +24,7 @@ LP = 'authors to the reviewers, p = 29, 2 and 4 blocks, in words; chance .034'
 EXPECTED = [Expected('accuracy of c, 1 shot, y token, after block 0', '.15 to .20', LP, 'c/accuracy[1,1]'),
             Expected('accuracy of c, 1 shot, y token, after the last block', '.15 to .20', LP, 'c/accuracy[-1,1]'),
             Expected('control: a random class of each pair, after the last block', 'not measured there',
-                     'baseline: 1 / p unless learned by heart', 'c_control/accuracy[-1,1]'),
+                     'baseline: 1 / (p - 1) unless learned by heart', 'c_control/accuracy[-1,1]'),
             Expected('accuracy of c1, 2 shots, best', 'unknown', 'not measured there', 'c1/best'),
             Expected('accuracy of a at the last shot, after the last block', 'chance', LP, 'a/accuracy[-1,-1]'),
             Expected('accuracy of b at the last shot, after the last block', 'chance', LP, 'b/accuracy[-1,-1]')]

@@ -87,9 +87,10 @@ def coefficients(inputs_BS2: jax.Array, p: int) -> tuple[jax.Array, jax.Array]:
 
 
 def probes(params, task_state, key, cfg: Config, *, num_rows: int = 0, root: int | None = None) -> dict[str, jax.Array]:
-    """Probes of three kinds; accuracy and r2 by frequency, chance 1 / p and 0.
+    """Probes of three kinds; accuracy, by chance 1 / p but for c, and r2 by frequency, by chance 0.
 
-    c: the factor with c x1 = x, 1-shot rows, and c_control: a random class of each pair (x1, x), which a probe learns
+    c: the factor with c x1 = x, 1-shot rows without x1 = 0 and x = 0, which would tell c = 0 to a probe that knows x
+    alone: chance 1 / (p - 1). c_control: the same for a random class of each pair (x1, x), which a probe can only learn
     by heart if at all. c1, c2: coefficients of two examples, 2-shot rows; at the x token nobody knows them. accuracy
     (P, Q), positions x and y of the query. a, b: the task, at the y token of the queries with `probed_shots` examples
     before them; accuracy (P, shots); fitted and tested on different tasks. best: the largest accuracy, ab/best that of
@@ -106,9 +107,10 @@ def probes(params, task_state, key, cfg: Config, *, num_rows: int = 0, root: int
     line_B = jnp.sum(vector_B2, -1) % p
     by_row_B, by_task_B = jnp.arange(num_rows) % FOLDS, (jax.random.permutation(fold_key, p) % FOLDS)[line_B]
     x1, x = inputs_BS2[:, 0, 0], inputs_BS2[:, 1, 0]
-    control_B = jax.random.randint(control_key, (p, p), 0, p)[x1, x]
+    control_B = control_classes(control_key, p)[x1, x]
+    nonzero_B = (x1 > 0) & (x > 0)
     targets = [  # names, positions, labels, rows that count, folds
-        (('c', 'c_control'), (3, 4), jnp.stack([x * _inverse(p)[x1] % p, control_B], -1), x1 > 0, by_row_B),
+        (('c', 'c_control'), (3, 4), jnp.stack([x * _inverse(p)[x1] % p, control_B], -1), nonzero_B, by_row_B),
         (('a', 'b'), tuple(3 * k + 1 for k in probed_shots(task)), vector_B2, x1 >= 0, by_task_B),
     ]
     if task.num_examples > 2:
@@ -135,6 +137,12 @@ def probes(params, task_state, key, cfg: Config, *, num_rows: int = 0, root: int
 def probed_shots(task) -> tuple[int, ...]:
     """Shots at which the task is probed: few, so that rows of 32 examples take seconds."""
     return tuple(k for k in (0, 1, 2, 3, 5, 8, 11, 16, 23, 31) if k < task.num_examples)
+
+
+def control_classes(key: jax.Array, p: int) -> jax.Array:
+    """A random Latin square (p, p) of the classes 1 to p - 1 in the places from 1 on, as x / x1 is one; 0 elsewhere."""
+    rows, columns, classes = (jax.random.permutation(k, p - 1) for k in jax.random.split(key, 3))
+    return jnp.pad(classes[(rows[:, None] + columns) % (p - 1)] + 1, ((1, 0), (1, 0)))
 
 
 def _inverse(p: int) -> jax.Array:

@@ -299,12 +299,12 @@ def neurons_frame(axis, values: Mapping, cfg: Config) -> None:
 def probes(series: Mapping, cfg: Config) -> Figure:
     """Accuracy of linear probes on the residual stream, one colour a setting.
 
-    E: embedding; numbers: after that block. a: the factor c between the x of two examples, read at the y token of the
-    second one; dashed: a random class of each pair, which can only be learned by heart. b: the coefficients of two
-    examples that combine to the query (c1 solid, c2 dashed), at its y token. c: the task (a solid, b dashed) at the y
-    token against the number of examples before it, after the block where it is read best; probes are tested on other
-    tasks than they are fitted to. d: r2 of every multiplicative character of c (solid) and c1 (dashed) at the y token,
-    after the block where it is read best. Dotted: chance.
+    E: embedding; numbers: after that block. a: the factor c between the x of two examples, none of them 0, read at the
+    y token of the second one; dashed: a random class of each pair, which can only be learned by heart. b: the
+    coefficients of two examples that combine to the query (c1 solid, c2 dashed), at its y token. c: the task (a solid,
+    b dashed) at the y token against the number of examples before it, after the block where it is read best; probes are
+    tested on other tasks than they are fitted to. d: r2 of every multiplicative character of c (solid) and c1 (dashed)
+    at the y token, after the block where it is read best. Dotted: chance.
     """
     last, groups = {name: x.values[-1] for name, x in series.items()}, cfg.groups()
     blocks, shots = np.arange(cfg.model.num_layers + 1), probed_shots(cfg.task)
@@ -331,7 +331,7 @@ def probes(series: Mapping, cfg: Config) -> Figure:
     for axis, label in ((factor, 'accuracy of c'), (coefficient, 'accuracy of c1, c2'), (task, 'accuracy of a, b')):
         axis.set_ylabel(label)
         axis.set_ylim(0, 1.02)
-        floor(axis, 1 / cfg.task.p, 'chance', below=True)
+        floor(axis, 1 / (cfg.task.p - (axis is factor)), 'chance', below=True)
     character.set_ylabel('r2 of characters')
     floor(character, 0, 'chance', below=True)
     character.set_ylim(min(-0.1, character.get_ylim()[0]), 1.02)
@@ -341,6 +341,7 @@ def probes(series: Mapping, cfg: Config) -> Figure:
     for axis in (factor, coefficient):
         axis.set_xticks(blocks, ['E', *blocks[:-1]])
     task.set_xlabel('shots')
+    task.set_xticks(shots)
     character.set_xlabel('frequency')
     return figure
 
@@ -349,7 +350,7 @@ def probes_frame(axis, values: Mapping, cfg: Config) -> None:
     """Accuracy of c (blue) and its control (grey) by block, at the y token."""
     for name, color in (('c_control', GREY), ('c', BLUE)):
         axis.plot(values[f'{name}/accuracy'][:, 1], 'o-', color=color, markersize=2, linewidth=1)
-    axis.axhline(1 / cfg.task.p, color=GREY, linewidth=0.8, linestyle=':')
+    axis.axhline(1 / (cfg.task.p - 1), color=GREY, linewidth=0.8, linestyle=':')
     axis.set_ylim(0, 1.02)
     axis.set_xticks(range(cfg.model.num_layers + 1), ['E', *range(cfg.model.num_layers)])
     axis.set_yticks([0, 1] if axis.get_subplotspec().is_first_col() else [])
