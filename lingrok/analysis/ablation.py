@@ -22,7 +22,7 @@ def ablate(params, task_state, key, cfg: Config, *, splits: tuple[str, ...], num
     """Accuracy at the last shot without every head, without every feed-forward, and without more and more heads.
 
     KINDS of replacement: the mean over rows of pre-training tasks, position by position; one mean over all positions
-    too; zero; the value in another row, of a pre-training task. On 'forced' rows: accuracy on queries not covered.
+    too; zero; the value in another row, of a pre-training task.
 
     <split>/intact; <split>/<kind>/head (N, H), <split>/<kind>/mlp (N,), NaN for a block without; <split>/<kind>/heads
     and /mlps: without all of them; <split>/<kind>/previous_head: without ablation/previous_head, which looks at the
@@ -30,7 +30,7 @@ def ablate(params, task_state, key, cfg: Config, *, splits: tuple[str, ...], num
     <split>/cumulative (N H,): mean ablation of the first 1, 2, ... heads of ablation/order (N, H), which ranks them by
     the loss without one alone, on ood_train where that is one of `splits`; ablation/removable: how many of them can
     go for less than TOLERANCE there, NaN of a model that knows little more than chance;
-    <split>/floor: ratio matching or, on forced queries, the kernel trick on these rows.
+    <split>/ratio: ratio matching on these rows.
     """
     reference_key, key = jax.random.split(key)
     rows = cfg.task.sample(task_state, reference_key, split='id_train', batch_size=num_rows)
@@ -46,7 +46,7 @@ def ablate(params, task_state, key, cfg: Config, *, splits: tuple[str, ...], num
         def on(batch):
             logits_BLV = ablated_logits(params, batch.tokens_BL, reference, *setting, cfg)
             found = cfg.task.metrics(logits_BLV, batch)
-            return found['accuracy_last'], found['accuracy_last_not_covered'], found['loss_last']
+            return found['accuracy_last'], found['loss_last']
 
         return jax.lax.map(on, stacked)
 
@@ -55,21 +55,20 @@ def ablate(params, task_state, key, cfg: Config, *, splits: tuple[str, ...], num
     is_head = jnp.arange(N * H + N) < N * H
     parts = jnp.concatenate([singles, jnp.stack([is_head, ~is_head, jnp.zeros_like(is_head)])])
     kind_I, part_I = jnp.repeat(jnp.arange(len(KINDS)), len(parts)), jnp.tile(parts, (len(KINDS), 1))
-    table = jax.lax.map(measure, (kind_I, part_I[:, : N * H].reshape(-1, N, H), part_I[:, N * H :]))
+    accuracy_IC, loss_IC = jax.lax.map(measure, (kind_I, part_I[:, : N * H].reshape(-1, N, H), part_I[:, N * H :]))
     judge = splits.index('ood_train') if 'ood_train' in splits else 0
-    rank = jnp.argsort(jnp.argsort(table[2][: N * H, judge]))
+    rank = jnp.argsort(jnp.argsort(loss_IC[: N * H, judge]))
     removed = rank <= jnp.arange(N * H)[:, None]
-    steps = jax.lax.map(measure, (jnp.zeros(N * H, int), removed.reshape(-1, N, H), jnp.zeros((N * H, N), bool)))
+    no_mlp = jnp.zeros((N * H, N), bool)
+    cumulative_IC, _ = jax.lax.map(measure, (jnp.zeros(N * H, int), removed.reshape(-1, N, H), no_mlp))
 
     has_mlp = jnp.array([kind != 'none' for kind in cfg.model.mlp_kind])
     found = {'ablation/order': rank.reshape(N, H), 'ablation/previous_head': previous}
     for i, (split, batch) in enumerate(zip(splits, batches, strict=True)):
-        quantity = 1 if split.endswith('forced') else 0
-        accuracy_KP = table[quantity][:, i].reshape(len(KINDS), -1)
+        accuracy_KP = accuracy_IC[:, i].reshape(len(KINDS), -1)
         found[f'{split}/intact'] = accuracy_KP[0, -1]
-        found[f'{split}/cumulative'] = steps[quantity][:, i]
-        name = 'accuracy_last_not_covered/kernel' if quantity else 'accuracy_last/ratio'
-        found[f'{split}/floor'] = cfg.task.baselines(task_state, batch)[name]
+        found[f'{split}/cumulative'] = cumulative_IC[:, i]
+        found[f'{split}/ratio'] = cfg.task.baselines(task_state, batch)['accuracy_last/ratio']
         for kind, accuracy_P in zip(KINDS, accuracy_KP, strict=True):
             head_NH = accuracy_P[: N * H].reshape(N, H)
             found |= {f'{split}/{kind}/head': head_NH, f'{split}/{kind}/heads': accuracy_P[-3],

@@ -138,7 +138,7 @@ def ablation(series: Mapping, cfg: Config) -> Figure:
             single.plot(place, interval(parts(judge, kind), 0)[0], marker, color=GREY, markersize=5,
                         markeredgewidth=0.7, label=KIND_NAMES[kind])
         for axis in (single, cumulative):
-            axis.axhline(np.nanmean(last[f'{judge}/floor'][replicas]), color=GREY, linewidth=0.8, linestyle='--',
+            axis.axhline(np.nanmean(last[f'{judge}/ratio'][replicas]), color=GREY, linewidth=0.8, linestyle='--',
                          label='ratio matching')
             axis.axhline(1 / cfg.task.p, color=GREY, linewidth=0.8, linestyle=':', label='chance')
         cumulative.xaxis.get_major_locator().set_params(integer=True)
