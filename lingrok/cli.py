@@ -203,8 +203,9 @@ def experiment(measure: Callable, figure: Callable, *, task: str, expected: Sequ
     out = flags.DEFINE_string('out', '', 'folder of the results; by default the figures folder of the run', **own)
 
     def go(paths: list[str]) -> None:
-        from lingrok import figures, load_run
+        from lingrok import figures
         from lingrok.config import require
+        from lingrok.run import load_run
 
         run = load_run(one_path(paths))
         require(run.task.NAME == task, f'{run.path} is a run of the task {run.task.NAME}; this script reads {task}')
