@@ -36,8 +36,13 @@ VIEW = VIEWS.index('x at y')
 def errorbars(axis, x, values_S, *, color: str, label: str = '', fmt: str = 'o') -> None:
     """Mean over replicas (S, ...) with 95 % intervals."""
     mean, half = interval(values_S, 0)
-    axis.errorbar(x, mean, np.nan_to_num(half), fmt=fmt, color=color, label=label or None, markersize=3, linewidth=1.0,
+    axis.errorbar(x, mean, _bar(half), fmt=fmt, color=color, label=label or None, markersize=3, linewidth=1.0,
                   capsize=1.5, elinewidth=0.8)
+
+
+def _bar(half):
+    """Half widths of error bars; None, and no bar, for one seed."""
+    return half if np.isfinite(half).any() else None
 
 
 def _lines(axis, x, values_S, color: str, label: str) -> None:
@@ -274,7 +279,7 @@ def neurons(series: Mapping, cfg: Config) -> Figure:
             for i, n in enumerate(layers):
                 at = place + (i + 0.5) * width - 0.4
                 mean, half = interval(last[f'{token}/shares'][replicas, i], 0)
-                axis.bar(at, mean, width, yerr=np.nan_to_num(half), color=COLORS[n % 7], label=f'block {n}',
+                axis.bar(at, mean, width, yerr=_bar(half), color=COLORS[n % 7], label=f'block {n}',
                          error_kw={'elinewidth': 0.8, 'capsize': 1.5})
                 floor_K = last[f'{token}/shuffled'][replicas, i].mean(0)
                 axis.hlines(floor_K, at - width / 2, at + width / 2, color=GREY, linewidth=1.2)
@@ -331,7 +336,7 @@ def probes(series: Mapping, cfg: Config) -> Figure:
     for axis, label in ((factor, 'accuracy of c'), (coefficient, 'accuracy of c1, c2'), (task, 'accuracy of a, b')):
         axis.set_ylabel(label)
         axis.set_ylim(0, 1.02)
-        floor(axis, 1 / (cfg.task.p - (axis is factor)), 'chance', below=True)
+        floor(axis, 1 / (cfg.task.p - (axis is factor)), 'chance')
     character.set_ylabel('r2 of characters')
     floor(character, 0, 'chance', below=True)
     character.set_ylim(min(-0.1, character.get_ylim()[0]), 1.02)
