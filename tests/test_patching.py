@@ -134,7 +134,7 @@ def solver(params, base_BL, source_BL, depth_I, tokens_IL, cfg):
 def test_shares_of_a_perfect_solver_of_the_exchanged_tokens(monkeypatch):
     monkeypatch.setattr(patching, 'patched_answers', solver)
     cfg = tiny_config(num_examples=9)
-    fn = quick_jit(lambda state, key: patching.interchange(None, state, key, cfg, num_rows=800))
+    fn = quick_jit(lambda state, key: patching.interchange(None, state, key, cfg, num_rows=2000))
     found = {name: np.asarray(value) for name, value in fn(state(), jax.random.key(0)).items()}
 
     def winner(condition, depth=0):
@@ -152,3 +152,16 @@ def test_shares_of_a_perfect_solver_of_the_exchanged_tokens(monkeypatch):
         assert winner(condition, 1) == ['base'] * 7
         chance = np.prod([1 - k / P for k in range(len(told_apart))])
         assert abs(found[f'{condition}/kept'] - chance / 4) < 0.05, condition
+
+
+def test_too_few_solved_pairs_make_no_share(monkeypatch):
+    monkeypatch.setattr(patching, 'patched_answers', solver)
+    two = {name: patching.CONDITIONS[name] for name in ('labels', 'coordinates')}
+    monkeypatch.setattr(patching, 'CONDITIONS', two)
+    cfg = tiny_config(num_examples=9)
+    found = quick_jit(lambda state, key: patching.interchange(None, state, key, cfg, num_rows=120))(
+        state(), jax.random.key(0))
+    for name in ('base', 'tokens', 'tokens_most'):
+        assert np.isnan(found[f'coordinates/{name}']).all()
+    assert found['coordinates/kept'] * 120 < patching.MIN_PAIRS <= found['labels/kept'] * 120
+    assert np.isfinite(found['labels/base']).all()

@@ -23,6 +23,7 @@ CONDITIONS = {
     'both': ('base', 'source', 'coefficients', 'labels'),
     'coordinates': ('base', 'source', 'coefficients', 'labels', 'tokens'),
 }
+MIN_PAIRS = 10  # fewer that count make no share
 GROUPS = ('x', 'y', 'z', 'examples', 'query x', 'query y', 'query')
 
 
@@ -110,7 +111,7 @@ def interchange(params, task_state, key, cfg: Config, *, split: str = 'ood_train
     """Whose answer a model gives after an exchange, by depth and token group, for all CONDITIONS.
 
     Only prompts count where the answers to tell apart differ and the model answers both the base and the source
-    rightly, so that chance is 1 / p.
+    rightly, so that chance is 1 / p; of a model that solves too few of them there is nothing to tell, NaN.
 
     <condition>/<answer> (N + 1, G): share of prompts with that answer; <condition>/kept: share of prompts that count;
     <condition>/<answer>_most: the largest of the shares after an exchange of the whole query.
@@ -136,6 +137,7 @@ def interchange(params, task_state, key, cfg: Config, *, split: str = 'ood_train
         for name in told_apart:
             hit_IB = (answer_IB[:-2] == answers[name]).astype(jnp.float32)
             share_I = jax.vmap(masked_mean, (0, None))(hit_IB, kept_B)
+            share_I = jnp.where(jnp.sum(kept_B) >= MIN_PAIRS, share_I, jnp.nan)
             found[f'{condition}/{name}'] = share_I.reshape(depths, G)
             found[f'{condition}/{name}_most'] = jnp.max(share_I.reshape(depths, G)[:, GROUPS.index('query')])
         found[f'{condition}/kept'] = jnp.mean(kept_B)

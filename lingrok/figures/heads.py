@@ -161,13 +161,13 @@ def without_heads(axis, values: Mapping, cfg: Config) -> None:
 def patching(series: Mapping, cfg: Config) -> Figure:
     """Whose answer follows when residuals of a source prompt are put into a base prompt, by depth and tokens.
 
-    Maps, one row a kind of prompt pair: share of prompts with each answer, in one replica, the most able one of its
-    setting; chance is marked on the colour bar. Depth: in front of block 0, 1, ... and behind the last one
+    Maps, one row a kind of prompt pair: share of prompts with each answer, in one replica, the most able one of the
+    most able setting; chance is marked on the colour bar. Depth: in front of block 0, 1, ... and behind the last one
     (out). Curves, in the colours of the titles: the whole query exchanged, mean and 95 % interval of the replicas;
     dotted: chance. Pairs count where the answers differ and both prompts are solved.
     """
     last = {name: x.values[-1] for name, x in series.items()}
-    setting, replicas = next(iter(cfg.groups().items()))
+    setting, replicas = max(cfg.groups().items(), key=lambda item: np.mean(last['both/kept'][item[1]]))
     replica = replicas[int(np.argmax(last['both/kept'][replicas]))]
     figure = Figure(figsize=(TWO_COLUMNS, 1.3 * len(CONDITIONS) + 0.9), layout='constrained')
     panels = figure.subplots(len(CONDITIONS), len(ANSWERS) + 1, squeeze=False,
