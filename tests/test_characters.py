@@ -126,10 +126,13 @@ def test_models_without_neurons_have_the_rest():
 
 def test_scanned_rows():
     cfg, _, state = tiny()
-    a, b = np.asarray(scan.unseen_task(state))
-    rows = np.asarray(scan.scanned_rows(cfg.task, state, jax.random.key(0), slot=2)).reshape(25, 3, 3)
-    np.testing.assert_array_equal(rows[..., 2], (a * rows[..., 0] + b * rows[..., 1]) % 5)
-    assert (rows[:, :2] == rows[:1, :2]).all() and (rows[:, 2, 0] * 5 + rows[:, 2, 1] == np.arange(25)).all()
+    draw = quick_jit(lambda: [scan.scanned_rows(cfg.task, state, jax.random.key(0), slot=2, vector=v)
+                              for v in ((2, 3), None)] + [scan.unseen_task(state)])
+    *both, (a, b) = map(np.asarray, draw())
+    for rows, (c, d) in zip(both, ((2, 3), (a, b)), strict=True):
+        rows = rows.reshape(25, 3, 3)
+        np.testing.assert_array_equal(rows[..., 2], (c * rows[..., 0] + d * rows[..., 1]) % 5)
+        assert (rows[:, :2] == rows[:1, :2]).all() and (rows[:, 2, 0] * 5 + rows[:, 2, 1] == np.arange(25)).all()
     listed = np.asarray(state.tasks_T2).tolist()
     assert listed.index([a, b]) >= 9 + (25 - 9) // 4 and a * b > 0
     for bad in ({'slot': 3}, {'slot': 1, 'vector': (5, 0)}):

@@ -41,7 +41,7 @@ def test_prediction_is_ridge_regression_on_other_rows():
     features = rng.normal(size=(100, 6)) + np.asarray(labels[:, :1])
     valid = np.asarray(rng.random(100) < 0.8)
     x, one_hot = np.asarray(features), np.eye(P)[np.asarray(labels[:, 0])]
-    hits = np.zeros(100)
+    predictions = np.zeros((100, P))
     for f in range(5):
         fit, choose, test = (valid & np.isin(fold, folds) for folds in ([(f + i) % 5 for i in (2, 3, 4)],
                                                                         [(f + 1) % 5], [f]))
@@ -54,10 +54,15 @@ def test_prediction_is_ridge_regression_on_other_rows():
             predicted = (x - mean) @ weights + level
             error = ((predicted - one_hot)[choose] ** 2).sum()
             if error < best:
-                best, hits[test] = error, (predicted.argmax(-1) == np.asarray(labels[:, 0]))[test]
+                best, predictions[test] = error, predicted[test]
     spoiled = np.where(valid[:, None], features, 1e3)
     found = ridge(jnp.asarray(spoiled), labels, jnp.asarray(valid), fold)
+    hits = predictions.argmax(-1) == np.asarray(labels[:, 0])
     assert found['accuracy'][0] == pytest.approx(hits[valid].mean(), abs=1e-6)
+    quadratic = (-1.0) ** characters.log_table(P) * (np.arange(P) > 0)
+    true, guess = one_hot[valid] @ quadratic, predictions[valid] @ quadratic
+    assert found['r2'][0, 1] == pytest.approx(1 - np.sum((true - guess) ** 2) / np.sum((true - true.mean()) ** 2),
+                                              abs=1e-4)
 
 
 def test_coefficients_solve_the_equations():

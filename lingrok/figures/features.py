@@ -271,7 +271,8 @@ def neurons(series: Mapping, cfg: Config) -> Figure:
             score = last[f'{token}/top_score'][0, i, k]
             title = f'{KINDS[k]}: {score:.2f}' if n == 0 else f'{score:.2f}'
             picture(axis, last[f'{token}/top'][0, i, k].T[::-1], title=title)
-        row[0].set_ylabel(f'{token}, block {layers[i]}', fontsize=7)
+            axis.set_xlabel('x' if n == len(rows) - 1 else '', fontsize=7)
+        row[0].set_ylabel(f'{token} token\nblock {layers[i]}', fontsize=7)
     axes, place = bottom.subplots(len(groups), 2, squeeze=False, sharey=True), np.arange(len(SHARES))
     width = 0.8 / len(layers)
     for row, (setting, replicas) in zip(axes, groups.items(), strict=True):
