@@ -42,7 +42,7 @@ def measure(fn, *, params=None, seed=0, task_state=None, **options):
     return {name: np.asarray(value) for name, value in found.items()}
 
 
-def behave(monkeypatch, answer):
+def behave(monkeypatch, answer, logit=20):
     """Puts in the place of the model one whose answer to every query is answer(examples (n, 3), query (2,))."""
 
     def logits(tokens_BL):
@@ -50,7 +50,7 @@ def behave(monkeypatch, answer):
         rows = np.pad(tokens_BL, ((0, 0), (0, -tokens_BL.shape[1] % 3))).reshape(len(tokens_BL), -1, 3)
         for b, row in enumerate(rows):
             for s in range(len(row)):
-                out[b, 3 * s + 1, answer(row[:s], row[s, :2])] = 20
+                out[b, 3 * s + 1, answer(row[:s], row[s, :2])] = logit
         return out
 
     def apply(params, tokens_BL, *, cfg):
@@ -231,13 +231,17 @@ def test_a_known_mixture_is_found_and_no_other_is_nearer():
 
 
 def test_the_mixture_of_a_model_that_regresses(monkeypatch):
-    behave(monkeypatch, two_examples)
+    behave(monkeypatch, two_examples, logit=2)
+    top = np.exp(2) / (np.exp(2) + P - 1)
+    sure = top - (1 - top) / (P - 1)  # a certain answer and a uniform guess, mixed
     # Few training tasks, so that memorising differs; shots from 2 on are solvable but for parallel examples.
     found = measure(skills.bayes_mixture, task_state=state(num_tasks=4), splits=('ood_train',), num_rows=200)
     weights = {name: found[f'ood_train/weight_by_shot/{name}'] for name in skills.COMPONENTS}
     np.testing.assert_allclose(sum(weights.values()), 1, atol=1e-5)
-    assert weights['regression'][4] > 0.9 and found['ood_train/kl_by_shot'][4] < 0.1
-    np.testing.assert_allclose(found['ood_train/kl_by_shot/guess'], np.log(P), atol=1e-3)  # it is always sure
+    assert abs(weights['regression'][4] - sure) < 0.04 and abs(weights['guess'][4] - 1 + sure) < 0.04
+    assert -1e-6 < found['ood_train/kl_by_shot'][4] < 0.02
+    entropy = -top * np.log(top) - (1 - top) * np.log((1 - top) / (P - 1))
+    np.testing.assert_allclose(found['ood_train/kl_by_shot/guess'], np.log(P) - entropy, atol=1e-5)
     np.testing.assert_allclose(found['ood_train/weight/ratio'], weights['ratio'][2:].mean(), atol=1e-6)
     np.testing.assert_allclose(found['ood_train/kl'], found['ood_train/kl_by_shot'][2:].mean(), atol=1e-6)
     np.testing.assert_allclose(weights['regression'][1], weights['ratio'][1], atol=1e-5)  # the same predictor there
@@ -269,6 +273,13 @@ def test_pooling_beside_the_kernel_trick(monkeypatch):
     for name in ('accuracy_by_examples', 'accuracy_by_distinct'):
         exact = found[f'ood_forced/{name}/kernel']
         assert np.abs(found[f'ood_forced/{name}'] - exact)[2:].max() < 4 * np.sqrt(0.25 / 100)
+
+    def on_same_rows(state, key):
+        batch = config().task.sample(state, key, split='ood_forced', batch_size=200)
+        return config().task.baselines(state, batch)['accuracy_last_not_covered/kernel']
+
+    same = quick_jit(on_same_rows)(state(), jax.random.key(0))
+    np.testing.assert_allclose(found['ood_forced/accuracy_by_examples/kernel'][-1], same, atol=1e-6)
 
 
 @pytest.mark.parametrize('name, options', [

@@ -125,7 +125,7 @@ def kshot_grid(series: Mapping, cfg: Config) -> Figure:
 def _map(axis, image, *, title: str, vmin: float, vmax: float, ylabel: str, cmap: str = 'viridis'):
     """An (S, S) table [shot, other]: the shot to the right, the other number upwards; NaN is white."""
     shown = axis.imshow(image.T, origin='lower', cmap=cmap, vmin=vmin, vmax=vmax, interpolation='nearest')
-    axis.set_title(title, fontsize=7, pad=3)
+    axis.set_title(title.replace(', ', ',\n'), fontsize=7, pad=3)
     axis.set_xlabel('shots')
     axis.set_ylabel(ylabel)
     return shown
@@ -157,8 +157,8 @@ def label_noise(series: Mapping, cfg: Config) -> Figure:
     for pair, quantity, vmax, cmap, label in ((axes[:2], 'accuracy', 1, 'viridis', 'accuracy'),
                                               (axes[2:], 'loss', high, 'magma_r', 'loss (nats)')):
         for axis, which in zip(pair, ('id', 'ood'), strict=True):
-            shown = _map(axis, now[f'{which}_{part}/noise_{quantity}'][0], title=TASKS[which], vmin=0, vmax=vmax,
-                         ylabel='wrong labels' if axis is axes[0] else '', cmap=cmap)
+            shown = _map(axis, now[f'{which}_{part}/noise_{quantity}'][0], title=NAMES[f'{which}_{part}'],
+                         vmin=0, vmax=vmax, ylabel='wrong labels' if axis is axes[0] else '', cmap=cmap)
         top.colorbar(shown, ax=pair, shrink=0.7, label=label)
     axes = middle.subplots(1, len(splits), squeeze=False)[0]
     for axis, split in zip(axes, splits, strict=True):
@@ -176,7 +176,8 @@ def label_noise(series: Mapping, cfg: Config) -> Figure:
     number.plot(np.arange(best_J.size), best_J, color=GREY, linestyle=':')
     for axis in (number, places):
         axis.set_ylim(0, 1.03)
-        axis.set_ylabel(f'accuracy, {cfg.task.num_examples - 1} shots')
+        axis.set_ylabel(f'accuracy, {cfg.task.num_examples - 1} shots' + (', unseen inputs' if part == 'test' else ''))
+        axis.xaxis.get_major_locator().set_params(integer=True)
         floor(axis, 1 / cfg.task.p, 'chance', below=True)
     finish(bottom, panels, xlabel='', note='')
     number.set_xlabel('wrong labels')
@@ -188,9 +189,12 @@ def label_noise(series: Mapping, cfg: Config) -> Figure:
 
 
 def mixture_frame(axis, values: Mapping, cfg: Config) -> None:
-    """Weights by shot on unseen tasks."""
+    """Weights by shot on unseen tasks; those that matter are named."""
     for name, (_, color) in LIKE.items():
-        axis.plot(values[f'ood_train/weight_by_shot/{name}'], color=color, linestyle=_dashed(name))
+        weight_K = values[f'ood_train/weight_by_shot/{name}']
+        axis.plot(weight_K, color=color, linestyle=_dashed(name))
+        if weight_K.mean() > 0.3:
+            axis.text(len(weight_K) / 2, weight_K.mean() - 0.08, name, color=color, fontsize=6, ha='center', va='top')
     axis.set_ylim(-0.03, 1.03)
     axis.set_xlabel('shots')
 
@@ -216,12 +220,20 @@ def bayes_mixture(series: Mapping, cfg: Config) -> Figure:
             for name, (_, color) in UNEXPLAINED.items():
                 kl_KS = series[f'{split}/{name}'].values[-1, replicas].T
                 band(row[2], np.arange(len(kl_KS)), kl_KS, color=color, label='', linestyle=linestyle)
-        row[2].set_ylim(bottom=0)
+        _fit_to_means(row[2], low=0)
         row[2].set_ylabel('KL from the model (nats)')
         row[1].set_title(setting)
     finish(figure, axes, xlabel='shots', note=_note(cfg))
     _legend(figure, dict([*LIKE.values(), *UNEXPLAINED.values()]), {'right: unseen tasks': '-', 'training tasks': '--'})
     return figure
+
+
+def _fit_to_means(axis, low: float | None = None) -> None:
+    """Limits of y from the curves and not from the bands: those of two seeds are beyond any scale."""
+    values = np.concatenate([line.get_ydata() for line in axis.lines if len(line.get_ydata()) > 2])
+    bottom, top = np.nanmin(values), np.nanmax(values)
+    margin = 0.4 * (top - bottom) + 1e-3
+    axis.set_ylim(bottom - margin if low is None else low, top + margin)
 
 
 def _dashed(name: str) -> str:
@@ -254,6 +266,7 @@ def pooling(series: Mapping, cfg: Config) -> Figure:
             floor(axis, 1 / cfg.task.p, 'chance', below=True)
             axis.set_ylim(0, 1.03)
         axis.set_ylabel(label)
+    _fit_to_means(axes[0, 2])
     finish(figure, axes, xlabel='examples', note=_note(cfg, 'unseen tasks, forced queries; '))
     axes[0, 1].set_xlabel('distinct examples')
     _legend(figure, dict(zip(cfg.groups(), COLORS, strict=False)),
