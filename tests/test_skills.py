@@ -261,9 +261,9 @@ def test_pooling_of_a_model_that_combines_two_of_at_least_three_examples(monkeyp
     assert np.isnan(examples[:2]).all() and examples[2] == 0 and 0.7 < examples[3] < examples[4] <= 1
     # A wrong label among the two that are combined always changes the answer.
     reference = found['drop_by_examples/two_examples']
-    np.testing.assert_allclose(reference[3:], examples[3:] * [2 / 3, 2 / 4], atol=1e-6)
+    np.testing.assert_allclose(reference[2:], [0, *(examples[3:] - 1 / P) / (1 - 1 / P) * [2 / 3, 2 / 4]], atol=1e-6)
     assert np.abs(found['drop_by_examples'] - reference)[3:].max() < 4 * np.sqrt(0.25 / 100)
-    assert found['drop_by_examples'][3] > 0.4
+    assert found['drop_by_examples'][3] > 0.4 and abs(found['examples_relied_on'] - 2) < 0.4
     assert (found['accuracy_two_distinct'], found['accuracy_all_examples']) == (0, examples[4])
 
 

@@ -14,6 +14,7 @@ EQ_2 = 'Eq. 2, for a model that does what it says on every query; no number of a
 EXPECTED = [
     Expected('accuracy on forced queries, all examples', '1', EQ_2, 'ood_forced/accuracy_all_examples'),
     Expected('the same, two distinct examples repeated', '1', EQ_2, 'ood_forced/accuracy_two_distinct'),
+    Expected('labels that a solved answer rests on', '2', EQ_2, 'ood_forced/examples_relied_on'),
 ]
 
 
@@ -22,5 +23,5 @@ def measure(run, **at):
 
 
 if __name__ == '__main__':
-    curves = ('ood_forced/accuracy_two_distinct', 'ood_forced/accuracy_all_examples')
+    curves = ('ood_forced/accuracy_two_distinct', 'ood_forced/accuracy_all_examples', 'ood_forced/examples_relied_on')
     cli.experiment(measure, figures.pooling, task='modular', expected=EXPECTED, curves=curves)

@@ -238,8 +238,10 @@ def pooling(params, task_state, key, cfg: Config, *, splits: tuple[str, ...] = (
     All (S,), NaN where there is no row: accuracy_by_examples[k] with the query behind the first k examples;
     accuracy_by_distinct[m] with a full context that repeats its first m distinct examples in turn;
     drop_by_examples[k], what a wrong label at one random place of the k costs. One who combines two examples, whichever
-    they are, loses two_examples = 2 / k of his accuracy, since both labels enter the answer. kernel: exact accuracy of
-    the guess of 0 on the same rows.
+    they are, and guesses where he cannot, loses two_examples = 2 / k of what he solves, since both labels enter the
+    answer; the share solved is the accuracy above chance over that of a perfect model. examples_relied_on: how many
+    labels a solved answer changes with, pooled over k, 2 for him; NaN where next to nothing is solved. kernel: exact
+    accuracy of the guess of 0 on the same rows.
     """
     spec, S = cfg.task, cfg.task.num_examples
     number, last, row_B = jnp.arange(S), jnp.full(S, S - 1), jnp.arange(num_rows)[:, None]
@@ -275,12 +277,16 @@ def pooling(params, task_state, key, cfg: Config, *, splits: tuple[str, ...] = (
         shifts = [jnp.zeros((2 * S, num_rows, S)), jax.vmap(one_wrong)(number)]
         cases = [jnp.concatenate(x) for x in (inputs, (number, last, number), (all_SB, enough_SB, all_SB), shifts)]
         (examples_S, distinct_S, wrong_S), kernel = (x.reshape(3, S) for x in jax.lax.map(accuracy, tuple(cases)))
+        drop_S = examples_S - wrong_S
+        solved_S = jnp.maximum(examples_S - 1 / spec.p, 0) / (1 - 1 / spec.p)
+        relied_on = jnp.nansum(number * drop_S) / jnp.maximum(jnp.nansum(solved_S), 1e-9)
         return {
             'accuracy_by_examples': examples_S, 'accuracy_by_examples/kernel': kernel[0],
             'accuracy_by_distinct': distinct_S, 'accuracy_by_distinct/kernel': kernel[1],
-            'drop_by_examples': examples_S - wrong_S,
-            'drop_by_examples/two_examples': examples_S * 2 / jnp.maximum(number, 1),
+            'drop_by_examples': drop_S,
+            'drop_by_examples/two_examples': solved_S * 2 / jnp.maximum(number, 1),
             'accuracy_all_examples': examples_S[-1], 'accuracy_two_distinct': distinct_S[min(2, S - 1)],
+            'examples_relied_on': jnp.where(jnp.nanmean(solved_S) > 0.05, relied_on, jnp.nan),
         }
 
     return _by_split(splits, of_split)

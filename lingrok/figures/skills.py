@@ -246,10 +246,12 @@ def pooling(series: Mapping, cfg: Config) -> Figure:
     """Does the model combine two examples or pool many? Queries in a direction that no example of the context has.
 
     a: accuracy against the number of examples. b: against the number of distinct examples, repeated in turn up to the
-    full context. One who combines two examples is at his full accuracy from 2 on in both; one who pools rises with the
-    number; one for whom copies count as evidence does better in b than in a. c: what one wrong label at a random place
-    costs; one who combines two examples loses the share 2/k of his accuracy (dashed), one who pools less. Dotted:
-    chance, and the guess that z = 0 (the kernel trick) on the same rows.
+    full context. One who can combine any two examples is at his full accuracy from 2 on in both; one who needs more
+    rises with the number; one whom copies help does better in b than in a. c: what one wrong label at a random place
+    costs. If answers rest on two examples, whichever they are, it is the share 2/k of what is solved (dashed); less, if
+    they rest on a vote of many; more, if on all. A curve that rises in a and is as the dashed one in c: two examples
+    are combined, and more examples offer more pairs that the model can use. Dotted: chance, and the guess that z = 0
+    (the kernel trick) on the same rows.
     """
     figure, axes = new_figure(1, 3, height=2.5)
     number = np.arange(cfg.task.num_examples)
