@@ -31,6 +31,6 @@ setup(
         'wandb': ['wandb'],
         'trackio': ['trackio'],
         'slurm': ['submitit'],
-        'dev': ['pytest', 'hypothesis', 'ruff', 'jupytext', 'nbclient', 'scikit-learn', 'submitit'],
+        'dev': ['pytest', 'pytest-xdist', 'hypothesis', 'ruff', 'jupytext', 'nbclient', 'scikit-learn', 'submitit'],
     },
 )

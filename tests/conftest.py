@@ -9,6 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
+# Programs of tests run for milliseconds and compile for seconds.
+os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_backend_optimization_level=0'.strip()
 jax.config.update('jax_platforms', 'cpu')
 jax.config.update('jax_num_cpu_devices', 4)
 CACHE = Path(os.environ.get('LINGROK_TEST_CACHE', Path(tempfile.gettempdir()) / f'lingrok-test-{jax.__version__}'))

@@ -20,7 +20,8 @@ SMOKE = f'--config={ROOT}/configs/recall.py:smoke'
 OFTEN = ('--config.train.save=regular', '--config.train.save_every=1')
 
 # The devices of conftest, in a way that the script leaves alone: programs then come from the cache of the tests.
-ENV = {**os.environ, 'XLA_FLAGS': '--xla_force_host_platform_device_count=4', 'PYTHONPATH': str(ROOT),
+FLAGS = f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count=4'
+ENV = {**os.environ, 'XLA_FLAGS': FLAGS, 'PYTHONPATH': str(ROOT),
        'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.3'}
 
 FORKS = """

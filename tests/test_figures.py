@@ -58,6 +58,14 @@ def test_one_seed_has_no_error_bars_and_says_so(smoke):
     assert 'no error bars' in figure.get_suptitle()
 
 
+def test_two_seeds_are_both_drawn(smoke):
+    series = recall_series(2)
+    axes = figures.TRAINING['recall'](series, from_config_dict(smoke)).axes
+    assert not axes[0].collections
+    drawn = np.stack([line.get_ydata() for line in axes[0].lines[1:3]], -1)
+    np.testing.assert_allclose(drawn, series['noisy/loss'].values)
+
+
 def test_what_was_not_measured_stays_out(smoke):
     series = {name: x for name, x in recall_series(2).items() if '@' not in name and 'margin' not in name}
     axes = figures.TRAINING['recall'](series, from_config_dict(smoke)).axes

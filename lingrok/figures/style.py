@@ -56,10 +56,12 @@ def new_figure(rows: int, columns: int, *, width: float = TWO_COLUMNS, height: f
 
 
 def band(axes, steps, values_TS, *, color: str, label: str, linestyle: str = '-') -> None:
-    """Mean over replicas with its 95 % interval as a band."""
+    """Mean over replicas with its 95 % interval as a band; of two replicas, whose interval says little, both curves."""
     mean, half = interval(values_TS)
     axes.plot(steps, mean, color=color, label=label, linestyle=linestyle)
-    if np.isfinite(half).any():
+    if np.shape(values_TS)[-1] == 2:
+        axes.plot(steps, values_TS, color=color, linestyle=linestyle, linewidth=0.5)
+    elif np.isfinite(half).any():
         axes.fill_between(steps, mean - half, mean + half, color=color, alpha=0.22, linewidth=0)
 
 
@@ -125,4 +127,5 @@ def finish(figure: Figure, axes, *, xlabel: str, note: str, one_legend: bool = F
 
 
 def replicas_note(count: int) -> str:
-    return f'mean of {count} seeds, 95 % intervals' if count > 1 else 'one seed, no error bars'
+    few = {1: 'one seed, no error bars', 2: 'mean of 2 seeds, both drawn thin'}
+    return few.get(count, f'mean of {count} seeds, 95 % intervals')
