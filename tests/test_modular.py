@@ -13,6 +13,7 @@ from lingrok.config import ConfigError
 from lingrok.tasks.modular import SPLITS, Modular
 
 SMALL = Modular(p=7, num_examples=6, num_tasks=20, alpha=0.6, splits=SPLITS)
+FULL = dataclasses.replace(SMALL, alpha=1.0, splits=('id_train',))
 
 
 @functools.cache
@@ -154,7 +155,7 @@ def oracle(row, p):
 
 
 def test_coverage_agrees_with_enumeration():
-    _, batch, rows_BS3 = rows(dataclasses.replace(SMALL, alpha=1.0), 'id_train', 80)
+    _, batch, rows_BS3 = rows(FULL, 'id_train', 80)
     for row, index in itertools.product(range(80), range(6)):
         expected = oracle(rows_BS3[row, : index + 1], 7)
         found = tuple(bool(batch.groups[f'{name}_BS'][row, index]) for name in ('copied', 'covered', 'solvable'))
@@ -163,7 +164,7 @@ def test_coverage_agrees_with_enumeration():
 
 @pytest.mark.parametrize('split', ['id_forced', 'ood_forced'])
 def test_forced_queries_need_two_examples(split):
-    _, batch, _ = rows(dataclasses.replace(SMALL, alpha=1.0), split, 200)
+    _, batch, _ = rows(FULL, split, 200)
     valid = np.asarray(batch.groups['valid_B'])
     assert valid.mean() > 0.8
     assert not np.asarray(batch.groups['covered_BS'])[valid, -1].any()
@@ -172,7 +173,7 @@ def test_forced_queries_need_two_examples(split):
 
 
 def test_empty_sets_are_invalid_rows():
-    full = dataclasses.replace(SMALL, alpha=1.0)
+    full = FULL
     _, batch, _ = rows(full, 'id_test')
     assert not np.asarray(batch.groups['valid_B']).any() and float(batch.mask_BL.sum()) == 0
     metrics = jax.jit(full.metrics)(jnp.zeros((60, 17, 7)), batch)
@@ -180,7 +181,7 @@ def test_empty_sets_are_invalid_rows():
 
 
 def test_metrics_of_a_perfect_and_a_constant_model():
-    task = dataclasses.replace(SMALL, alpha=1.0)
+    task = FULL
     state, batch, rows_BS3 = rows(task, 'ood_train', 300)
     measure = jax.jit(task.metrics)
     perfect = measure(20.0 * jax.nn.one_hot(batch.targets_BL, 7), batch)
@@ -257,6 +258,8 @@ def test_label_noise_changes_its_share_of_labels():
         ({'p': 9}, 'not a prime'),
         ({'num_tasks': 49}, 'no unseen task'),
         ({'alpha': 0.001}, 'no training input'),
+        ({'alpha': 1.0}, 'no unused input for id_test; try a smaller alpha'),
+        ({'num_tasks': 46}, 'no unseen task for select_train; allowed: at most 45'),
         ({'num_examples': 1}, 'at least 2'),
         ({'distinct': True, 'num_examples': 32}, 'distinct'),
         ({'splits': ()}, 'splits'),

@@ -74,6 +74,12 @@ class Modular:
         train = round(self.alpha * total)
         require(train >= 1, f'task.alpha={self.alpha} leaves no training input of the {total} modulo {p}; allowed: at '
                 f'least {1 / total:.4f}')
+        unused = [split for split in self.splits if split.endswith(('_test', '_mixed'))]
+        require(train < total or not unused, f'task.alpha={self.alpha} leaves no unused input for '
+                f'{unused and unused[0]}; try a smaller alpha, or drop {", ".join(unused)} from task.splits')
+        select = [split for split in self.splits if split.startswith('select_')]
+        require(total - self.num_tasks >= 4 or not select, f'task.num_tasks={self.num_tasks} leaves no unseen task for '
+                f'{select and select[0]}; allowed: at most {total - 4} with it')
         fewest = min(train, total - train) if train < total else train
         require(not self.distinct or self.num_examples <= fewest, f'task.distinct with num_examples='
                 f'{self.num_examples}, but a set has {fewest} inputs only; try a smaller num_examples')
@@ -305,20 +311,22 @@ class Modular:
     def metrics(self, logits_BLV: jax.Array, batch: Batch) -> dict[str, jax.Array]:
         """Loss and accuracy over all scored queries, by shot, and at the last one; the last one also by coverage.
 
-        saturated: share of scored queries whose float32 softmax loss is exactly 0, which teach nothing any more and
-        which the mean over positive losses of the official code leaves out.
+        accuracy_last_se: its standard error over rows, of one replica. saturated: share of scored queries whose float32
+        softmax loss is exactly 0, which teach nothing any more and which the official mean over positive losses leaves
+        out.
         """
         log_probs_BS = label_log_probs(logits_BLV[:, 1::3], batch.targets_BL[:, 1::3])
         hit_BS = (jnp.argmax(logits_BLV[:, 1::3], -1) == batch.targets_BL[:, 1::3]).astype(jnp.float32)
         scored_BS = (batch.mask_BL[:, 1::3] > 0).astype(jnp.float32)
         last = {name: batch.groups[f'{name}_BS'][:, -1] for name in ('copied', 'covered', 'solvable')}
         valid_B, hit_B = batch.groups['valid_B'], hit_BS[:, -1]
-        by_shot = jax.vmap(masked_mean, 1)
+        by_shot, accuracy_last = jax.vmap(masked_mean, 1), masked_mean(hit_B, valid_B)
         return {
             'loss': -masked_mean(log_probs_BS, scored_BS),
             'loss_last': -masked_mean(log_probs_BS[:, -1], valid_B),
             'accuracy': masked_mean(hit_BS, scored_BS),
-            'accuracy_last': masked_mean(hit_B, valid_B),
+            'accuracy_last': accuracy_last,
+            'accuracy_last_se': jnp.sqrt(accuracy_last * (1 - accuracy_last) / jnp.maximum(jnp.sum(valid_B), 1)),
             'saturated': masked_mean((log_probs_BS == 0).astype(jnp.float32), scored_BS),
             'accuracy_last_not_copied': masked_mean(hit_B, valid_B & ~last['copied']),
             'accuracy_last_covered': masked_mean(hit_B, valid_B & last['covered'] & ~last['copied']),
