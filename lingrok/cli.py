@@ -21,6 +21,7 @@ _MULTIHOST = flags.DEFINE_bool(
 
 CSV_LIMIT = 10**5
 
+ABSENT = 'not in this run'  # a quantity to compare with
 EXIT_FAILED, EXIT_USAGE, EXIT_NAN = 1, 2, 4  # after a signal: 128 + its number, as a shell expects
 
 
@@ -222,8 +223,11 @@ def experiment(measure: Callable, figure: Callable, *, task: str, expected: Sequ
         report = {'caption': ' '.join((figure.__doc__ or '').split()), 'run': str(run.path), 'steps': chosen,
                   'seed': seed.value, 'expected': compared}
         (directory / f'{stem}.json').write_text(json.dumps(report, indent=1) + '\n')
-        for row in compared:
+        shown = [row for row in compared if row['measured'] != ABSENT]
+        for row in shown:
             print(f'{row["what"]}: expected {row["value"]} ({row["source"]}); measured {row["measured"]}')
+        if len(shown) < len(compared):
+            print(f'{len(compared) - len(shown)} expected numbers are of other settings, see {stem}.json')
         print(f'figure: {path} (and .pdf, .csv, .json)')
 
     main(go, paths=True)
@@ -257,7 +261,7 @@ def compare(series: Mapping, config, expected: Sequence[Expected]) -> list[dict]
                 values = values[(slice(None), *place)]
                 measured = {label: text(values[group]) for label, group in config.groups().items()}
         shown = '; '.join(f'{label}: {value}' if label else value for label, value in measured.items())
-        rows.append({**entry._asdict(), 'measured': shown or 'not in this run'})
+        rows.append({**entry._asdict(), 'measured': shown or ABSENT})
     return rows
 
 
