@@ -210,7 +210,6 @@ def experiment(measure: Callable, figure: Callable, *, task: str, expected: Sequ
 
         run = load_run(one_path(paths))
         require(run.task.NAME == task, f'{run.path} is a run of the task {run.task.NAME}; this script reads {task}')
-        require(bool(run.steps), f'{run.path} has no checkpoint yet')
         chosen = _chosen_steps(steps.value, run.steps)
         series = measure(run, steps=chosen, seed=seed.value)
         several = len(chosen) > 1 and (frame or curves)
@@ -239,7 +238,8 @@ def _chosen_steps(text: str, saved: list[int]) -> list[int]:
     if text in ('last', 'all'):
         return saved if text == 'all' else saved[-1:]
     parts = text.split(',')
-    require(all(part.strip().isdigit() for part in parts), f'--steps={text}; allowed: last, all, or a list of {saved}')
+    numbers = all(part.strip().isdecimal() for part in parts)
+    require(numbers, f'--steps={text}; allowed: last, all, or a list of {saved}')
     chosen = sorted({int(part) for part in parts})
     missing = [step for step in chosen if step not in saved]
     require(not missing, f'--steps: the run has no checkpoint of step {missing and missing[0]}; it has {saved}')

@@ -67,5 +67,7 @@ def text(values: np.ndarray) -> str:
     """'0.512 ± 0.013 (n=4)' for the values of the replicas."""
     mean, half = interval(values)
     count = int(np.sum(np.isfinite(np.asarray(values, float))))
+    if count == 0:
+        return 'not defined (n=0)'
     spread = f' ± {half:.3f}' if np.isfinite(half) else ''
     return f'{mean:.3f}{spread} (n={count})'

@@ -80,11 +80,15 @@ def match(params, patterns: Sequence[str]):
 
 
 def check_patterns(params, cfg: OptimConfig) -> None:
-    """Raises if a pattern of the config names no parameter, or if nothing is left to train."""
+    """Raises if a pattern of the config names no parameter, or if nothing is left to train.
+
+    A pattern for a role in all blocks ('blocks.*.mlp_in') may meet a model in which no block has the role.
+    """
     known = parameter_names(params)
+    anywhere = {f'blocks.*.{role}' for role in names.ROLES}
     for key in ('decay', 'frozen'):
         for pattern in getattr(cfg, key):
-            found = bool(fnmatch.filter(known, pattern))
+            found = pattern in anywhere or bool(fnmatch.filter(known, pattern))
             require(found, f'optim.{key}: {pattern!r} names no parameter of this model; {suggest(pattern, known)}')
     left = jax.tree.leaves(match(params, cfg.frozen))
     require(not all(left), f'optim.frozen={cfg.frozen!r} freezes every parameter; leave one to train')

@@ -37,7 +37,7 @@ from lingrok import analysis, model, optim, train
 from lingrok.checkpoint import CheckpointError, Checkpoints
 from lingrok.config import NOT_HASHED, Config, TrainConfig, from_dict, require, run_id, to_dict
 from lingrok.log import MetricsWriter, Progress, Series, read_metrics, write_json
-from lingrok.metrics import text
+from lingrok.metrics import interval, text
 
 CHUNK_SECONDS = 5.0  # a signal is answered, and a loss shown, after about this long
 MAX_CHUNK = 1000
@@ -342,6 +342,7 @@ class _Trainer:
         losses_ST, measured = self.programs.fetch((losses, measured))
         losses_ST = losses_ST[:, :length]
         self._report_nans(start, losses_ST)
+        measured = self._sound_only(measured)
         every = self.cfg.train.log_every
         for step in range(start + 1, start + length + 1):
             row = {'train/loss': losses_ST[:, step - start - 1]} if step % every == 0 else {}
@@ -353,6 +354,13 @@ class _Trainer:
         if measured:
             self._say(start + length, measured)
 
+    def _sound_only(self, measured: dict) -> dict:
+        """What was measured of a frozen replica is no result: NaN."""
+        frozen = self.nan_steps >= 0
+        if not frozen.any():
+            return measured
+        return {name: np.where(frozen.reshape(-1, *[1] * (x.ndim - 1)), np.nan, x) for name, x in measured.items()}
+
     def _finish_step(self, step: int, measured) -> None:
         measured = self.programs.fetch(measured)
         if self.is_first:
@@ -360,7 +368,11 @@ class _Trainer:
         self._say(step, measured)
 
     def _say(self, step: int, measured) -> None:
-        parts = [f'{name} {np.nanmean(measured[name]):.3f}' for name in self.cfg.task.headline]
+        # Seeds of one setting are averaged; settings stand side by side, while there are few.
+        groups = self.cfg.groups().values()
+        groups = groups if len(groups) <= 3 else [range(self.cfg.num_replicas)]
+        parts = [f'{name} ' + ' / '.join(f'{interval(measured[name][list(group)])[0]:.3f}' for group in groups)
+                 for name in self.cfg.task.headline]
         self.progress.say(f'step {step:>6}  ' + '  '.join(parts))
 
     def _report_nans(self, start: int, losses_ST) -> None:
@@ -577,8 +589,10 @@ class Run:
         """The headline metrics at the last evaluation, with their spread over replicas."""
         metrics = self.metrics()
         require(self.task.headline[0] in metrics, f'{self.path} has no evaluation yet')
-        parts = [f'{name} {text(metrics[name].values[-1])}' for name in self.task.headline if name in metrics]
         steps = metrics[self.task.headline[0]].steps
+        last = {name: metrics[name].values[-1] for name in self.task.headline if name in metrics}
+        parts = [(f'{setting}: ' if setting else '') + f'{name} {text(values[replicas])}'
+                 for setting, replicas in self.config.groups().items() for name, values in last.items()]
         return f'step {steps[-1]}: ' + '; '.join(parts) + '; mean ± half of the 95 % interval'
 
     def nan_replicas(self) -> list[int]:

@@ -4,7 +4,7 @@ import pytest
 from conftest import ROOT, get_config
 
 import lingrok.tasks  # noqa: F401  registers the tasks
-from lingrok import config, figures, run
+from lingrok import config, figures, model, optim, run, sweep
 
 
 @pytest.mark.parametrize('name', sorted(path.name for path in (ROOT / 'configs').glob('*.py')))
@@ -22,3 +22,15 @@ def test_smoke_variant_trains_to_the_end(name, tmp_path):
     assert any(moved) and all(np.isfinite(x).all() for x in jax.tree.leaves(end))
     assert done.task.headline[0] in done.summary()
     assert figures.TRAINING[done.task.NAME](metrics, cfg).axes
+
+
+@pytest.mark.parametrize('variant', ['demo', 'phase', 'regression', 'ingredients', 'batches', 'mlp', 'd4', 'p37',
+                                     'random', 'd4_released'])
+def test_every_point_of_a_sweep_of_the_modular_config_can_train(variant):
+    """Every program has tasks that fill its batches, and parameters for what its optimiser names."""
+    file = sweep.load_config_file(ROOT / 'configs' / 'modular.py')
+    _, points, groups = sweep.resolve(file.get_config(variant).to_dict(), file.get_sweep(variant))
+    assert sum(len(group.rows) for group in groups) == len(points)
+    for group in groups:
+        shapes = jax.eval_shape(lambda cfg=group.config: model.init(jax.random.key(0), cfg.model))
+        optim.check_patterns(shapes, group.config.optim)

@@ -71,7 +71,7 @@ def test_text():
     assert metrics.text(np.array([0.5, 0.7])) == '0.600 ± 1.271 (n=2)'
     assert metrics.text(np.array([0.5])) == '0.500 (n=1)'
     assert metrics.text(np.array([0.25, np.nan, 0.25])) == '0.250 ± 0.000 (n=2)'
-    assert metrics.text(np.array([np.nan])) == 'nan (n=0)'
+    assert metrics.text(np.array([np.nan])) == 'not defined (n=0)'
 
 
 def test_metrics_of_variants_are_those_of_the_task(smoke):

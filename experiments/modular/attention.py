@@ -38,7 +38,7 @@ CURVES = ('attention/previous_mass', 'attention/self_over_previous')
 def measure(run, **at):
     """Every replica on its own unseen tasks."""
     p, length = run.task.p, run.task.seq_len
-    require(all(part.strip().isdigit() and int(part) < p for part in TASK.value) and len(TASK.value) in (0, 2),
+    require(all(part.strip().isdecimal() and int(part) < p for part in TASK.value) and len(TASK.value) in (0, 2),
             f'--task={",".join(TASK.value)}; allowed: two numbers from 0 to {p - 1}; try --task=1,2')
     require(TOKENS.value > 0, f'--tokens={TOKENS.value}; allowed: 1 to {length}')
     fn = functools.partial(heads.attention, task=tuple(map(int, TASK.value)), tokens=min(TOKENS.value, length),

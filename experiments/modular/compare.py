@@ -3,7 +3,8 @@
     python experiments/sweep.py --config=configs/modular.py:ingredients
     python experiments/modular/compare.py runs/modular_ingredients-sweep-ID
 
-Prints the table; also for :batches and :mlp, and for any run or sweep whose settings differ in a few keys.
+Prints the table (line: ratio matching, kernel trick on the same rows); also for :batches and :mlp, and for any run or
+sweep whose settings differ in a few keys.
 """
 
 from pathlib import Path
@@ -31,12 +32,12 @@ def main(paths: list[str]) -> None:
     from lingrok.analysis import phases
     from lingrok.config import require
     from lingrok.figures import modular
-    from lingrok.metrics import text
+    from lingrok.metrics import interval, text
 
     directory = cli.one_path(paths)
     points = phases.points(sweep.rows(directory), (*modular.QUANTITIES, *REFERENCES.values()))
     require(bool(points), f'{directory} has no evaluations of the modular task yet; run it first')
-    measured = [name for name in modular.QUANTITIES if np.isfinite(points[0].values[name]).any()]
+    measured = [name for name in modular.QUANTITIES if any(np.isfinite(p.values[name]).any() for p in points)]
     settings = [{key: str(value) for key, value in point.coordinates.items() if not key.startswith('seed')}
                 for point in points]
     differ = [key for key in settings[0] if len({setting[key] for setting in settings}) > 1]
@@ -48,11 +49,12 @@ def main(paths: list[str]) -> None:
             for label, point in zip(labels, points, strict=True)]
     table = {label: {name: np.array([row[name] for row in rows if row['setting'] == label]) for name in measured}
              for label in dict.fromkeys(labels)}
-    lines = {name: float(np.nanmean([point.values[REFERENCES[name]][-1] for point in points]))
-             for name in measured if name in REFERENCES}
+    of = {label: [point for point, own in zip(points, labels, strict=True) if own == label] for label in table}
+    lines = {label: {name: interval([point.values[REFERENCES[name]][-1] for point in of[label]])[0]
+                     for name in measured if name in REFERENCES} for label in table}
     for cells in (['setting', *(modular.QUANTITIES[name] for name in measured)], ['---'] * (len(measured) + 1),
-                  *([label, *map(text, row.values())] for label, row in table.items()),
-                  ['ratio matching, kernel trick', *(f'{lines[x]:.3f}' if x in lines else '' for x in measured)]):
+                  *([label, *(text(x) + (f', line {lines[label][name]:.3f}' if name in lines[label] else '')
+                              for name, x in row.items())] for label, row in table.items())):
         print('| ' + ' | '.join(cells) + ' |')
     figure = modular.comparison(table, lines, directory.name)
     cli.write_report(Path(_OUT.value or directory / 'figures'), 'compare', {'compare': figure}, rows, EXPECTED)

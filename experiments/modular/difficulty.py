@@ -30,6 +30,8 @@ def main(paths: list[str]) -> None:
         own = phases.points(sweep.rows(directory), QUANTITIES)
         require(bool(own), f'{directory} has no evaluations of the modular task yet; run it first')
         points += [point._replace(coordinates=base | point.coordinates) for point in own]
+    alphas = {point.coordinates['task.alpha'] for point in points}
+    require(len(alphas) == 1, f'the directories hold several task.alpha ({sorted(alphas)}); give sweeps of one')
     rows = [{**point.coordinates, **{name: x[-1] for name, x in point.values.items()}} for point in points]
     rows = [{key: row.get(key, '') for key in dict.fromkeys(key for row in rows for key in row)} for row in rows]
     out = Path(_OUT.value or Path(paths[0]) / 'figures')

@@ -41,7 +41,7 @@ def measure(run, **at):
 
 def _numbers(name: str, text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(',') if part.strip()]
-    require(all(part.isdigit() for part in parts), f'--{name}={text}; allowed: whole numbers such as 1,2')
+    require(all(part.isdecimal() for part in parts), f'--{name}={text}; allowed: whole numbers such as 1,2')
     return tuple(map(int, parts))
 
 

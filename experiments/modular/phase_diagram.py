@@ -3,12 +3,13 @@
     python experiments/sweep.py --config=configs/modular.py:phase
     python experiments/modular/phase_diagram.py runs/modular_phase-sweep-ID
 
-Two figures: at the last step, and at the step that is best on unseen tasks kept apart from the reported ones (early
-stopping). The table has every seed of every cell.
+Two figures: at the last step, and, where the run measured one of the `select` sets, at the step that is best on those
+unseen tasks, which are none of the reported ones (early stopping). The table has every seed of every cell.
 """
 
 from pathlib import Path
 
+import numpy as np
 from absl import flags
 
 from lingrok import cli
@@ -38,8 +39,9 @@ def main(paths: list[str]) -> None:
     require(bool(points), f'{directory} has no evaluations of the modular task yet; run it first')
     base = {key: sweep.base(directory)[key] for key in ('task.num_tasks', 'task.alpha')}
     points = [point._replace(coordinates=base | point.coordinates) for point in points]
+    selected = any(np.isfinite(point.values[name]).any() for point in points for name in phases.SELECT)
     figures = {f'phase_diagram_{at}': modular.phase_diagram(points, _THRESHOLD.value, at=at, name=directory.name)
-               for at in ('final', 'best')}
+               for at in (('final', 'best') if selected else ('final',))}
     rows = []
     for point in points:
         for at, i in (('final', -1), ('best', phases.best(point))):

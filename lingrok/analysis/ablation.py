@@ -73,7 +73,7 @@ def ablate(params, task_state, key, cfg: Config, *, splits: tuple[str, ...], num
             head_NH = accuracy_P[: N * H].reshape(N, H)
             found |= {f'{split}/{kind}/head': head_NH, f'{split}/{kind}/heads': accuracy_P[-3],
                       f'{split}/{kind}/mlp': jnp.where(has_mlp, accuracy_P[N * H : -3], jnp.nan),
-                      f'{split}/{kind}/mlps': accuracy_P[-2],
+                      f'{split}/{kind}/mlps': jnp.where(has_mlp.any(), accuracy_P[-2], jnp.nan),
                       f'{split}/{kind}/previous_head': head_NH[previous[0], previous[1]],
                       f'{split}/{kind}/worst_head': jnp.min(head_NH)}
     able = [found[f'{splits[judge]}/{name}'] for name in ('intact', 'cumulative')]

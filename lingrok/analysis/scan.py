@@ -52,5 +52,5 @@ def parse_vector(parts) -> tuple[int, ...] | None:
     """The numbers of a list of texts, None of None; `scanned_rows` says which are allowed."""
     if parts is None:
         return None
-    require(all(part.strip().isdigit() for part in parts), f'task vector {",".join(parts)}; allowed: two numbers a,b')
+    require(all(part.strip().isdecimal() for part in parts), f'task vector {",".join(parts)}; allowed: two numbers a,b')
     return tuple(int(part) for part in parts)

@@ -149,7 +149,7 @@ def label_noise(params, task_state, key, cfg: Config, *, splits: tuple[str, ...]
         return {'noise_accuracy': accuracy_SJ, 'noise_loss': loss_SJ, 'noise_accuracy/plurality': plurality_SJ,
                 'one_wrong_accuracy': one_SJ, 'clean_accuracy': by_place_JS[-1],
                 'accuracy_clean': by_place_JS[-1, -1], 'accuracy_one_wrong': jnp.nanmean(one_SJ[-1]),
-                'accuracy_quarter_wrong': accuracy_SJ[-1, (S - 1) // 4]}
+                'accuracy_quarter_wrong': accuracy_SJ[-1, (S - 1) // 4] if S > 4 else jnp.nan}
 
     return _by_split(splits, of_split)
 

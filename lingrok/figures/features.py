@@ -20,6 +20,7 @@ from lingrok.figures.style import (
     RED,
     TWO_COLUMNS,
     finish,
+    first_replica,
     floor,
     new_figure,
     picture,
@@ -163,7 +164,8 @@ def pca(series: Mapping, cfg: Config) -> Figure:
     for letter, axis in zip('abcdef', axes.flat, strict=True):
         axis.annotate(letter, (0, 1), xycoords='axes fraction', xytext=(-24, 4), textcoords='offset points',
                       fontweight='bold', fontsize=9)
-    figure.suptitle(f'{cfg.name}, p = {cfg.task.p}: scatters of replica 0; f: {replicas_note(count)}', fontsize=8)
+    shown = f'scatters of {first_replica(cfg)}; f: {replicas_note(count)}'
+    figure.suptitle(f'{cfg.name}, p = {cfg.task.p}: {shown}', fontsize=8)
     return figure
 
 
@@ -240,7 +242,7 @@ def cosine(series: Mapping, cfg: Config) -> Figure:
     axis.set_xlabel('after block')
     right.legend(*axis.get_legend_handles_labels(), loc='outside upper center', ncols=1)
     note = replicas_note(min(map(len, groups.values())))
-    figure.suptitle(f'{cfg.name}, p = {cfg.task.p}: pictures of replica 0; a, b: {note}', fontsize=8)
+    figure.suptitle(f'{cfg.name}, p = {cfg.task.p}: pictures of {first_replica(cfg)}; a, b: {note}', fontsize=8)
     return figure
 
 
@@ -290,7 +292,7 @@ def neurons(series: Mapping, cfg: Config) -> Figure:
         row[0].set_ylabel('share of neurons')
     bottom.legend(*axes[0, 1].get_legend_handles_labels(), loc='outside upper right', ncols=len(layers))
     note = replicas_note(min(map(len, groups.values())))
-    figure.suptitle(f'{cfg.name}, p = {cfg.task.p}: pictures of replica 0; bars: {note}', fontsize=8)
+    figure.suptitle(f'{cfg.name}, p = {cfg.task.p}: pictures of {first_replica(cfg)}; bars: {note}', fontsize=8)
     return figure
 
 

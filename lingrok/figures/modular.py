@@ -1,5 +1,6 @@
 """Figures of the modular task. Numbers in, Figure out."""
 
+from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
@@ -53,10 +54,9 @@ def training(series: Mapping, cfg: Config) -> Figure:
         draw(forced, 'id_forced/accuracy_last_not_covered', replicas, color, f'{label}training', '--')
         draw(loss, f'{ood}/loss', replicas, color, f'{label}unseen')
         draw(loss, 'id_train/loss', replicas, color, f'{label}training', '--')
-        by_shot = series[f'{ood}/accuracy_by_shot'].values[-1][replicas]
-        mean, half = interval(by_shot, 0)
-        shots.plot(np.arange(len(mean)), mean, color=color, label=setting or 'model')
-        shots.fill_between(np.arange(len(mean)), mean - half, mean + half, color=color, alpha=0.22, linewidth=0)
+        by_shot_KS = series[f'{ood}/accuracy_by_shot'].values[-1][replicas].T
+        band(shots, np.arange(len(by_shot_KS)), by_shot_KS, color=color, label=setting or 'model')
+    shots.xaxis.set_major_locator(MaxNLocator(integer=True))
 
     for name, label, below in (('ratio', 'ratio matching', False), ('copy', 'copy', False), ('chance', 'chance', True)):
         floor(accuracy, series[f'{ood}/accuracy_last/{name}'].values[-1].mean(), label, below=below)
@@ -128,9 +128,10 @@ def learning_curves(series: Mapping, cfg: Config) -> Figure:
     columns = sorted(set(alphas))
     figure, axes = new_figure(len(rows), len(columns), height=1.1 + 1.3 * len(rows))
     for column, alpha in enumerate(columns):
-        for color, count in zip(COLORS, sorted({c for c, a in zip(counts, alphas, strict=True) if a == alpha}),
-                                strict=False):
+        for color, count in zip(COLORS, dict.fromkeys(counts), strict=False):
             replicas = [r for r in range(cfg.num_replicas) if (counts[r], alphas[r]) == (count, alpha)]
+            if not replicas:
+                continue
             for axis, (name, _) in zip(axes[:, column], rows, strict=True):
                 steps, values = series[name]
                 band(axis, steps, values[:, replicas], color=color, label=f'{count:g} tasks')
@@ -174,7 +175,8 @@ def phase_diagram(points, threshold: float, *, at: str, name: str) -> Figure:
     panels = [(f'{part}/accuracy_last', label) for part, label in NAMES.items()]
     panels += [('ood_forced/accuracy_last_not_covered', 'unseen tasks, not covered'),
                ('ood_test/accuracy_last/ratio', 'ratio matching')]
-    panels = [(quantity, label) for quantity, label in panels if any(quantity in p.values for p in points)]
+    panels = [(quantity, label) for quantity, label in panels
+              if any(np.isfinite(point.values.get(quantity, np.nan)).any() for point in points)]
     columns = 4 if len(panels) > 5 else 3
     figure, axes = new_figure(2, columns, width=TWO_COLUMNS, height=4.4)
     axes = axes.ravel()
@@ -198,7 +200,7 @@ def phase_diagram(points, threshold: float, *, at: str, name: str) -> Figure:
                     text = (f'{mean:.2f}' + spread).replace('±0', '±').removeprefix('0')
                     axis.text(j, i, text, ha='center', va='center', fontsize=5.5, color='w' if mean < 0.55 else 'k')
         axis.set_title(label, fontsize=7)
-    axis = axes[len(panels)]
+    axis, shown = axes[len(panels)], len(panels) + 1
     numbers = np.full((len(alphas), len(counts)), np.nan)
     for i, alpha in enumerate(alphas):
         for j, count in enumerate(counts):
@@ -209,22 +211,25 @@ def phase_diagram(points, threshold: float, *, at: str, name: str) -> Figure:
                 numbers[i, j] = max(set(found), key=found.count)
                 if len(set(found)) > 1:
                     axis.plot(j, i, 'k.', markersize=4)
+    if np.isnan(numbers).all():  # without unused inputs there are no phases
+        shown -= 1
     axis.imshow(numbers, vmin=-0.5, vmax=4.5, cmap=ListedColormap(PHASE_COLORS), aspect='auto')
     axis.set_title(f'phase (solved: {threshold:g})', fontsize=7)
-    for extra in axes[len(panels) + 1 :]:
+    for extra in axes[shown:]:
         extra.remove()
-    for axis in axes[: len(panels) + 1]:
+    for axis in axes[:shown]:
         for spine in axis.spines.values():
             spine.set_visible(False)
         axis.set_xticks(range(len(counts)), [f'{count:g}' for count in counts])
         axis.set_yticks(range(len(alphas)), [f'{alpha:g}' for alpha in alphas])
         axis.set_xlabel('training tasks')
         axis.tick_params(length=0)
-    for axis in axes[::columns]:
+    for axis in axes[:shown:columns]:
         axis.set_ylabel('share of inputs')
-    figure.colorbar(image, ax=list(axes[: len(panels) + 1]), label='accuracy, last shot', shrink=0.6, aspect=30)
+    figure.colorbar(image, ax=list(axes[:shown]), label='accuracy, last shot', shrink=0.6, aspect=30)
     handles = [Patch(color=color, label=label) for color, label in zip(PHASE_COLORS, phases.PHASES, strict=True)]
-    figure.legend(handles=handles, loc='outside lower center', ncols=5, fontsize=6.5)
+    if shown > len(panels):
+        figure.legend(handles=handles, loc='outside lower center', ncols=5, fontsize=6.5)
     seeds = min(len(members(c, a)) for c in counts for a in alphas if members(c, a))
     when = 'at the step that is best on other unseen tasks' if at == 'best' else 'at the last step'
     figure.suptitle(f'{name}: {when}, {replicas_note(seeds)}', fontsize=8)
@@ -232,29 +237,30 @@ def phase_diagram(points, threshold: float, *, at: str, name: str) -> Figure:
 
 
 @styled
-def comparison(table: Mapping[str, Mapping], lines: Mapping[str, float], name: str) -> Figure:
+def comparison(table: Mapping[str, Mapping], lines: Mapping[str, Mapping], name: str) -> Figure:
     """Accuracy at the last shot for every setting of a sweep: the mean over seeds, 95 % intervals, and each seed.
 
-    table: setting -> {quantity: values (S,)}. lines: quantity -> what a reference predictor reaches on the same rows.
+    table: setting -> {quantity: values (S,)}. lines: setting -> {quantity: what a reference predictor reaches on the
+    same rows}.
     """
     quantities = list(dict.fromkeys(quantity for row in table.values() for quantity in row))
     figure, axes = new_figure(1, len(quantities), height=0.9 + 0.28 * len(table))
     places = np.arange(len(table))[::-1]
     for axis, quantity in zip(axes[0], quantities, strict=True):
-        for place, row in zip(places, table.values(), strict=True):
+        for place, (setting, row) in zip(places, table.items(), strict=True):
             values = np.asarray(row[quantity], float)
             mean, half = interval(values)
             axis.plot(values, np.full(len(values), place), '.', color=GREY, markersize=3, alpha=0.7)
             axis.errorbar(mean, place, xerr=None if np.isnan(half) else half, fmt='o', color=COLORS[0], markersize=4)
-        if quantity in lines:
-            axis.axvline(lines[quantity], color=GREY, linewidth=0.9, linestyle=':')
+            if quantity in lines[setting]:
+                axis.plot(lines[setting][quantity], place, '|', color='black', markersize=9)
         axis.set_xlim(-0.02, 1.02)
         axis.set_ylim(-0.6, len(places) - 0.4)
         axis.set_yticks(places, [''] * len(places))
         axis.set_title(QUANTITIES.get(quantity, quantity), fontsize=7)
         axis.set_xlabel('accuracy, last shot')
     axes[0, 0].set_yticks(places, list(table))
-    figure.suptitle(f'{name}: {replicas_note(min(len(v) for row in table.values() for v in row.values()))}; dotted: '
+    figure.suptitle(f'{name}: {replicas_note(min(len(v) for row in table.values() for v in row.values()))}; strokes: '
                     'ratio matching, kernel trick', fontsize=8)
     return figure
 
@@ -281,14 +287,16 @@ def difficulty(points) -> Figure:
                           for count in counts]
                 mean, half = np.array([interval(np.array(x)) for x in values]).T
                 share = np.array(counts) / p**2
-                axis.plot(share, mean, linestyle, color=color, marker='.', label=f'p = {p}, {NAMES[part]}')
+                face = 'white' if part == 'id_train' else color
+                axis.plot(share, mean, linestyle, color=color, marker='o', markersize=4, markerfacecolor=face,
+                          label=f'p = {p}, {NAMES[part]}')
                 if np.isfinite(half).any():
                     axis.fill_between(share, mean - half, mean + half, color=color, alpha=0.22, linewidth=0)
     axes[0, 0].set_ylabel('accuracy, last shot')
     axes[0, 0].set_ylim(0, 1.02)
     axes[0, 1].set_ylabel('loss (nats)')
-    seeds = min(sum(q.coordinates['task.p'] == p for q in points) for p in moduli)
-    finish(figure, axes, xlabel='training tasks / all tasks', note=replicas_note(seeds), one_legend=True)
+    seeds = Counter((point.coordinates['task.p'], point.coordinates['task.num_tasks']) for point in points)
+    finish(figure, axes, xlabel='training tasks / all tasks', note=replicas_note(min(seeds.values())), one_legend=True)
     return figure
 
 
@@ -306,8 +314,8 @@ def illustration(task, state, batch) -> Figure:
     tasks = np.asarray(state.tasks_T2)
     numbers = np.full((p, p), np.nan)
     for i, (a, b) in enumerate(tasks[:count]):
-        numbers[a, b] = (i // 4) % len(COLORS)
-    plane.imshow(numbers.T, origin='lower', cmap=ListedColormap(COLORS), vmin=-0.5, vmax=len(COLORS) - 0.5)
+        numbers[a, b] = (i // 4) % 20
+    plane.imshow(numbers.T, origin='lower', cmap='tab20', vmin=-0.5, vmax=19.5)
     plane.set(xlabel='a', ylabel='b', title=f'{count} of {p * p} tasks')
     a, b = tasks[0]
     x, y = np.meshgrid(np.arange(p), np.arange(p), indexing='ij')

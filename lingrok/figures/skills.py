@@ -20,6 +20,7 @@ from lingrok.figures.style import (
     TWO_COLUMNS,
     band,
     finish,
+    first_replica,
     floor,
     new_figure,
     picture,
@@ -184,7 +185,7 @@ def label_noise(series: Mapping, cfg: Config) -> Figure:
     places.set_xlabel('wrong example')
     _legend(bottom, dict(zip(cfg.groups(), COLORS, strict=False)),
             {'unseen': '-', 'training': '--', 'best-fitting of all tasks': ':'})
-    figure.suptitle(_note(cfg, 'maps of replica 0; curves: '), fontsize=8)
+    figure.suptitle(_note(cfg, f'maps of {first_replica(cfg)}; curves: '), fontsize=8)
     return figure
 
 
@@ -230,7 +231,10 @@ def bayes_mixture(series: Mapping, cfg: Config) -> Figure:
 
 def _fit_to_means(axis, low: float | None = None) -> None:
     """Limits of y from the curves and not from the bands: those of two seeds are beyond any scale."""
-    values = np.concatenate([line.get_ydata() for line in axis.lines if len(line.get_ydata()) > 2])
+    curves = [line.get_ydata() for line in axis.lines if line.get_transform() == axis.transData]
+    values = np.concatenate([[np.nan], *curves])
+    if np.isnan(values).all():
+        return
     bottom, top = np.nanmin(values), np.nanmax(values)
     margin = 0.4 * (top - bottom) + 1e-3
     axis.set_ylim(bottom - margin if low is None else low, top + margin)

@@ -105,14 +105,16 @@ def dynamics(series: Mapping, cfg, *, frame: Callable | None, curves: Sequence[s
             axis.set_ylabel(name.replace('_', ' '))
         panels[0].legend(loc='best')
     smallest = min(map(len, cfg.groups().values()))
-    figure.suptitle(f'{cfg.name}: ' + ('frames of replica 0; ' if frame else '')
+    figure.suptitle(f'{cfg.name}: ' + (f'frames of {first_replica(cfg)}; ' if frame else '')
                     + (f'curves: {replicas_note(smallest)}' if curves else ''), fontsize=8)
     return figure
 
 
 def finish(figure: Figure, axes, *, xlabel: str, note: str, one_legend: bool = False) -> None:
     """Letters, a legend above each panel or one above all, the label of the x axes, and what the error bars are."""
-    entries = {}
+    entries, labels_of = {}, [axis.get_legend_handles_labels()[1] for axis in np.ravel(axes)]
+    # Long legends of panels would run into each other.
+    one_legend = one_legend or any(len(labels) > 6 or max(map(len, labels), default=0) > 26 for labels in labels_of)
     for letter, axis in zip('abcdefghijklmnop', np.ravel(axes), strict=False):
         axis.annotate(letter, (0, 1), xycoords='axes fraction', xytext=(-28, 6), textcoords='offset points',
                       fontweight='bold', fontsize=9)
@@ -122,8 +124,15 @@ def finish(figure: Figure, axes, *, xlabel: str, note: str, one_legend: bool = F
         if handles and not one_legend:
             axis.legend(handles, labels, loc='lower left', bbox_to_anchor=(0, 1.0), ncols=2 + (len(labels) > 4))
     if one_legend:
-        figure.legend(entries.values(), entries.keys(), loc='outside lower center', ncols=5)
+        columns = max(1, min(5, 120 // (6 + max(map(len, entries), default=0))))
+        figure.legend(entries.values(), entries.keys(), loc='outside lower center', ncols=columns)
     figure.suptitle(note, fontsize=8)
+
+
+def first_replica(cfg) -> str:
+    """'replica 0' and its setting, for pictures of one model."""
+    setting = next(iter(cfg.groups()))
+    return f'replica 0 ({setting})' if setting else 'replica 0'
 
 
 def replicas_note(count: int) -> str:
