@@ -591,6 +591,8 @@ def test_a_nan_replica_is_frozen_and_the_others_go_on(finished, exploded):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(exploded.params(20, 1)))
     lines = (exploded.path / 'metrics.jsonl').read_text().splitlines()
     assert json.loads(lines[20])['train/loss'][1] is None and 'NaN' not in ''.join(lines)
+    measured = exploded.metrics()['clean/p_noise'].values  # of a frozen replica it is no result
+    assert np.isnan(measured[-1, 1]) and np.isfinite(measured[:, 0]).all() and '(n=1)' in exploded.summary()
 
 
 @pytest.mark.parametrize('chunks', [3, 18])
