@@ -166,7 +166,7 @@ def phase_diagram(points, threshold: float, *, at: str, name: str) -> Figure:
     """Accuracy at the last shot over number of training tasks and share of inputs, and the phase of every cell.
 
     Mean over seeds, with half of the 95 % interval below it where there is room. A cell counts as solved from the
-    threshold on; its phase is that of most of its seeds, and a dot marks cells whose seeds disagree. `not covered`:
+    threshold on; its phase is the median of its seeds, and a dot marks cells whose seeds disagree. `not covered`:
     unseen tasks, query in a direction of no example, which ratio matching cannot answer. `ratio matching`: what
     matching ratios alone would give on unseen tasks and inputs.
     """
@@ -208,7 +208,7 @@ def phase_diagram(points, threshold: float, *, at: str, name: str) -> Figure:
                      for p in members(count, alpha)]
             found = [int(x) for x in found if np.isfinite(x)]
             if found:
-                numbers[i, j] = max(set(found), key=found.count)
+                numbers[i, j] = sorted(found)[(len(found) - 1) // 2]
                 if len(set(found)) > 1:
                     axis.plot(j, i, 'k.', markersize=4)
     if np.isnan(numbers).all():  # without unused inputs there are no phases
