@@ -244,7 +244,7 @@ def comparison(table: Mapping[str, Mapping], lines: Mapping[str, Mapping], name:
     same rows}.
     """
     quantities = list(dict.fromkeys(quantity for row in table.values() for quantity in row))
-    figure, axes = new_figure(1, len(quantities), height=0.9 + 0.28 * len(table))
+    figure, axes = new_figure(1, len(quantities), height=1.0 + 0.34 * len(table))
     places = np.arange(len(table))[::-1]
     for axis, quantity in zip(axes[0], quantities, strict=True):
         for place, (setting, row) in zip(places, table.items(), strict=True):
@@ -257,9 +257,9 @@ def comparison(table: Mapping[str, Mapping], lines: Mapping[str, Mapping], name:
         axis.set_xlim(-0.02, 1.02)
         axis.set_ylim(-0.6, len(places) - 0.4)
         axis.set_yticks(places, [''] * len(places))
-        axis.set_title(QUANTITIES.get(quantity, quantity), fontsize=7)
+        axis.set_title(QUANTITIES.get(quantity, quantity).replace(', ', ',\n'), fontsize=7)
         axis.set_xlabel('accuracy, last shot')
-    axes[0, 0].set_yticks(places, list(table))
+    axes[0, 0].set_yticks(places, [label.replace(', ', ',\n') for label in table])
     figure.suptitle(f'{name}: {replicas_note(min(len(v) for row in table.values() for v in row.values()))}; strokes: '
                     'ratio matching, kernel trick', fontsize=8)
     return figure
