@@ -49,8 +49,9 @@ def _note(cfg: Config, pictures: str = '') -> str:
 def _legend(figure: Figure, colors: Mapping[str, str], styles: Mapping[str, str]) -> None:
     """One legend for all panels, below them: what the colours and what the line styles mean."""
     handles = [Line2D([], [], color=color, label=label or 'model') for label, color in colors.items()]
+    named = {handle.get_label() for handle in handles}
     handles += [Line2D([], [], color='black', linestyle=style, linewidth=1, label=label)
-                for label, style in styles.items()]
+                for label, style in styles.items() if label not in named]
     rows = 1 + (sum(len(handle.get_label()) + 6 for handle in handles) > 110)
     figure.legend(handles=handles, loc='outside lower center', ncols=-(-len(handles) // rows))
 
