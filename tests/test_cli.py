@@ -144,11 +144,11 @@ def test_the_numbers_behind_the_figure_are_the_metrics(results, place):
     metrics = load_run(directory).metrics()
     with (directory / 'figures' / 'training.csv').open(newline='') as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ['quantity', 'step', 'replica', 'value']
-    table = {(row['quantity'], int(row['step']), int(row['replica'])): float(row['value']) for row in rows}
-    expected = {(name, int(step), replica): value
-                for name, (steps, values_TS) in metrics.items() if values_TS.ndim == 2
-                for step, values in zip(steps, values_TS, strict=True) for replica, value in enumerate(values)}
+    assert list(rows[0]) == ['quantity', 'step', 'replica', 'index', 'value']
+    table = {(row['quantity'], int(row['step']), int(row['replica']), row['index']): float(row['value']) for row in rows}
+    expected = {(name, int(steps[t]), replica, '/'.join(map(str, index))): value
+                for name, (steps, values) in metrics.items()
+                for (t, replica, *index), value in np.ndenumerate(values)}
     assert len(rows) == len(table) and table.keys() == expected.keys() and len(table) > 200
     for place, value in expected.items():
         np.testing.assert_allclose(table[place], value, rtol=1e-5, err_msg=str(place))  # six digits are written

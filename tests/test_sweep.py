@@ -299,7 +299,7 @@ def test_configs_can_be_swept(cheap):
         config = sweep.load_config_file(file)
         for variant in config.VARIANTS if hasattr(config, 'get_sweep') else ():
             planned = sweep.plan(config.get_config(variant).to_dict(), config.get_sweep(variant), budget=10**9)
-            assert len(planned.points) > 1
+            assert len(planned.points) > 1 or config.get_sweep(variant) == [{}]  # a run that stands alone
 
 
 def test_sweep_of_a_config_is_its_vary_when_it_says_no_more(tree, cheap):
