@@ -145,7 +145,8 @@ def test_the_numbers_behind_the_figure_are_the_metrics(results, place):
     with (directory / 'figures' / 'training.csv').open(newline='') as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ['quantity', 'step', 'replica', 'index', 'value']
-    table = {(row['quantity'], int(row['step']), int(row['replica']), row['index']): float(row['value']) for row in rows}
+    table = {(row['quantity'], int(row['step']), int(row['replica']), row['index']): float(row['value'])
+             for row in rows}
     expected = {(name, int(steps[t]), replica, '/'.join(map(str, index))): value
                 for name, (steps, values) in metrics.items()
                 for (t, replica, *index), value in np.ndenumerate(values)}
