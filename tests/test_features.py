@@ -16,7 +16,7 @@ CASES = {
     'characters': (characters.spectra, features.characters, features.characters_frame),
     'pca': (pca.scanned_components, features.pca, features.pca_frame),
     'pca of a sublayer': (functools.partial(pca.scanned_components, part='attn_out'), features.pca, features.pca_frame),
-    'cosine': (similarity.residuals, features.cosine, features.cosine_frame),
+    'cosine': (similarity.similarities, features.cosine, features.cosine_frame),
     'neurons': (neurons.neuron_kinds, features.neurons, features.neurons_frame),
     'probes': (probes.probes, features.probes, features.probes_frame),
 }

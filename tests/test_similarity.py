@@ -18,15 +18,27 @@ def ratios(p):
 def test_similarities_and_contrast_against_loops():
     cfg, params, state = tiny()
     key = jax.random.key(5)
-    measure = lambda params, state, key: [similarity.residuals(params, state, key, cfg, centred=c) for c in (0, 1)]  # noqa: E731
-    found, centred = quick_jit(measure)(params, state, key)
+
+    def measure(params, state, key):
+        return [similarity.similarities(params, state, key, cfg, **options)
+                for options in ({}, {'centred': True}, {'part': 'heads'})]
+
+    found, centred, of_heads = quick_jit(measure)(params, state, key)
 
     @quick_jit
     def direct(params, state, key):
         tokens = scan.scanned_rows(cfg.task, state, key, slot=2)
-        return model.apply(params, tokens, cfg=cfg.model, capture=('blocks.1.resid_post',))[1]['blocks.1.resid_post']
+        _, acts = model.apply(params, tokens, cfg=cfg.model, capture=('blocks.1.resid_post', 'blocks.1.attn.z'))
+        heads, width = cfg.model.num_heads, cfg.model.d_head
+        o_HKD = params['blocks_1']['o'].reshape(heads, width, -1)
+        return acts['blocks.1.resid_post'], jnp.einsum('blhk,hkd->blhd', acts['blocks.1.attn.z'], o_HKD)
 
-    resid = np.asarray(direct(params, state, key))
+    resid, heads_BLHD = map(np.asarray, direct(params, state, key))
+    num = cfg.model.num_heads
+    assert of_heads['z/similarity'].shape[0] == 2 * num and (np.diff(of_heads['z/contrast'][num:]) <= 0).all()
+    pictures = [np.corrcoef(heads_BLHD[:, 8, h]) for h in range(num)]
+    for picture in of_heads['z/similarity'][num:]:
+        assert min(np.abs(picture - each).max() for each in pictures) < 1e-4
     expected = np.corrcoef(resid[:, 8])
     np.testing.assert_allclose(found['z/similarity'][1], expected, atol=1e-4)
     np.testing.assert_allclose(found['x/similarity'][1], np.corrcoef(resid[::5, 6]), atol=1e-4)
@@ -56,6 +68,6 @@ def test_contrast_of_known_pictures():
 
 def test_pictures_stay_out_where_not_wanted():
     cfg, params, state = tiny(mlp_kind=('none',))
-    measure = functools.partial(similarity.residuals, cfg=cfg, pictures=False)
+    measure = functools.partial(similarity.similarities, cfg=cfg, pictures=False)
     shapes = jax.eval_shape(measure, params, state, jax.random.key(0))
     assert not any(name.endswith('/similarity') for name in shapes) and shapes['y/contrast'].shape == (2,)

@@ -2,6 +2,7 @@
 
     python experiments/modular/cosine.py runs/modular_demo-ID
     python experiments/modular/cosine.py runs/modular_demo-ID --steps=all      mean by ratio, along training
+    python experiments/modular/cosine.py runs/modular_demo-ID --part=heads     outputs of single heads (appendix)
 
 A model that prepares the ratio y / x of an example has a block after which inputs of equal ratio are similar.
 """
@@ -18,6 +19,7 @@ from lingrok.figures import features
 
 SLOT = flags.DEFINE_integer('slot', 2, 'example of the row that runs over all inputs, from 0')
 TASK = flags.DEFINE_list('task', None, 'task vector a,b; by default an unseen one of each replica')
+PART = flags.DEFINE_string('part', 'resid_post', 'vectors: resid_post, or heads (what each head adds)')
 CENTRED = flags.DEFINE_bool('centred', False, 'take the mean over inputs from all vectors first')
 
 FIG_8 = 'Fig 8, p = 29, in words only: block 3 of 4, block 1 of 2 blocks'
@@ -27,9 +29,9 @@ EXPECTED = [Expected('ratio contrast at the y token, best block', 'clearly posit
 
 
 def measure(run, **at):
-    options = {'slot': SLOT.value, 'vector': parse_vector(TASK.value), 'centred': CENTRED.value,
+    options = {'part': PART.value, 'slot': SLOT.value, 'vector': parse_vector(TASK.value), 'centred': CENTRED.value,
                'pictures': len(at['steps']) == 1}
-    return run.measure(functools.partial(similarity.residuals, **options), **at)
+    return run.measure(functools.partial(similarity.similarities, **options), **at)
 
 
 if __name__ == '__main__':

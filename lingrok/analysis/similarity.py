@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lingrok.analysis.heads import head_outputs
 from lingrok.analysis.scan import scan
-from lingrok.config import Config
+from lingrok.config import Config, require, suggest
 
 NUM_SHUFFLED = 64
 
@@ -55,26 +56,42 @@ def by_direction(similarity_BB: jax.Array, task) -> jax.Array:
     return (class_CB @ (similarity_BB * different_BB) @ class_CB.T) / (class_CB @ different_BB @ class_CB.T)
 
 
-def residuals(params, task_state, key, cfg: Config, *, slot: int = 2, vector: tuple[int, int] | None = None,
-              centred: bool = False, pictures: bool = True) -> dict[str, jax.Array]:
-    """Similarities after every block (N leading) at the x, y and z token of the scanned example.
+PARTS = ('resid_post', 'heads')
 
-    TOKEN/contrast and TOKEN/shuffled (N,), TOKEN/by_direction (N, p + 1, p + 1) for the tokens y and z; with pictures
-    also x/similarity (N, p, p), inputs in order of x, and y/ and z/similarity (N, p^2, p^2), in x-major order. centred:
-    of vectors from which the mean over inputs is taken, which else may be most of them.
+
+def similarities(params, task_state, key, cfg: Config, *, part: str = 'resid_post', slot: int = 2,
+                 vector: tuple[int, int] | None = None, centred: bool = False,
+                 pictures: bool = True) -> dict[str, jax.Array]:
+    """Similarities after every block at the x, y and z token of the scanned example; N is the number of blocks.
+
+    part: the residual stream after a block, or what each head adds to it: N H, block by block, within a block in order
+    of their contrast at the z token, as numbers of heads mean nothing across seeds. TOKEN/contrast, TOKEN/shuffled (N,),
+    TOKEN/by_direction (N, p + 1, p + 1) for the tokens y and z; with pictures also x/similarity (N, p, p), inputs in
+    order of x, and y/ and z/similarity (N, p^2, p^2), in x-major order. centred: of vectors from which the mean over
+    inputs is taken, which else may be most of them.
     """
+    require(part in PARTS, f'part {part!r}; {suggest(part, PARTS)}')
     p, layers = cfg.task.p, range(cfg.model.num_layers)
-    acts = scan(params, task_state, key, cfg, slot=slot, vector=vector, capture=('blocks.*.resid_post',))
-    resid_NB3D = jnp.stack([acts[f'blocks.{n}.resid_post'] for n in layers])
+    name = 'attn.z' if part == 'heads' else part
+    acts = scan(params, task_state, key, cfg, slot=slot, vector=vector, capture=(f'blocks.*.{name}',))
+    if part == 'heads':
+        each = [head_outputs(params, acts, cfg.model, n).transpose(2, 0, 1, 3) for n in layers]
+        values_NB3D = jnp.concatenate(each)
+    else:
+        values_NB3D = jnp.stack([acts[f'blocks.{n}.{part}'] for n in layers])
     if centred:
-        resid_NB3D = resid_NB3D - jnp.mean(resid_NB3D, 1, keepdims=True)
-    found = {'x/similarity': jax.vmap(pearson)(resid_NB3D[:, 1::p, 0])} if pictures else {}
+        values_NB3D = values_NB3D - jnp.mean(values_NB3D, 1, keepdims=True)
+    found = {'x/similarity': jax.vmap(pearson)(values_NB3D[:, 1::p, 0])} if pictures else {}
     for token, name in ((1, 'y'), (2, 'z')):
-        similarity_NBB = jax.vmap(pearson)(resid_NB3D[:, :, token])
+        similarity_NBB = jax.vmap(pearson)(values_NB3D[:, :, token])
         statistics = jax.lax.map(lambda s: ratio_contrast(s, key, cfg.task), similarity_NBB)
         found |= {f'{name}/{quantity}': value for quantity, value in statistics.items()}
         found[f'{name}/by_direction'] = jax.vmap(lambda s: by_direction(s, cfg.task))(similarity_NBB)
         found[f'{name}/highest_contrast'] = jnp.max(found[f'{name}/contrast'])
         if pictures:
             found[f'{name}/similarity'] = similarity_NBB
+    if part == 'heads':
+        order_NH = jnp.argsort(-found['z/contrast'].reshape(len(layers), -1), -1)
+        order = (order_NH + order_NH.shape[1] * jnp.arange(len(layers))[:, None]).reshape(-1)
+        found = {name: value[order] if value.ndim else value for name, value in found.items()}
     return found

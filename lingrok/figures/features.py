@@ -210,36 +210,42 @@ def _root(values: Mapping) -> int | None:
 def cosine(series: Mapping, cfg: Config) -> Figure:
     """Similarity of the residual stream between inputs, one example running over all inputs (x, y).
 
-    Left: correlation of the residual vectors after each block for all pairs of inputs (replica 0), at the x token
-    (inputs in the order of x) and at the y and z token (in the order of x p + y). a, b: mean correlation of inputs of
-    equal ratio y / x minus that of others, of pairs that share neither x nor y and have no zero; dotted: 97.5 %
-    quantile where ratios are dealt out at random.
+    Left: correlation of the residual vectors after each block, or of the outputs of each head (a, b, ... in a block, in
+    order of their contrast at the z token), for all pairs of inputs (replica 0), at the x token (inputs in the order of
+    x) and at the y and z token (in the order of x p + y). a, b: mean correlation of inputs of equal ratio y / x minus
+    that of others, of pairs that share neither x nor y and have no zero; dotted: 97.5 % quantile where ratios are dealt
+    out at random.
     """
-    last, num_layers = {name: x.values[-1] for name, x in series.items()}, cfg.model.num_layers
-    figure = Figure(figsize=(TWO_COLUMNS, max(3.4, 0.5 + 1.45 * num_layers)), layout='constrained')
+    last = {name: x.values[-1] for name, x in series.items()}
+    num_rows, heads = last['y/contrast'].shape[1], cfg.model.num_heads
+    places = [f'block {i}' for i in range(num_rows)]
+    if num_rows > cfg.model.num_layers:
+        places = [f'head {i // heads}{chr(97 + i % heads)}' for i in range(num_rows)]
+    height = max(3.4, 0.5 + (1.45 if num_rows <= 4 else 0.9) * num_rows)
+    figure = Figure(figsize=(TWO_COLUMNS, height), layout='constrained')
     left, right = figure.subfigures(1, 2, width_ratios=(2.2, 1))
-    pictures = left.subplots(num_layers, 3, squeeze=False)
+    pictures = left.subplots(num_rows, 3, squeeze=False)
     for layer, row in enumerate(pictures):
         for axis, token in zip(row, 'xyz', strict=True):
             title = f'{token} token' if layer == 0 else ''
             shown = picture(axis, last[f'{token}/similarity'][0, layer], title=title, cmap='RdBu_r', vmin=-1, vmax=1)
-            if layer == num_layers - 1:
+            if layer == num_rows - 1:
                 axis.set_xlabel('x' if token == 'x' else 'x p + y')
-        row[0].set_ylabel(f'block {layer}')
+        row[0].set_ylabel(places[layer])
     left.colorbar(shown, ax=pictures, location='bottom', label='correlation', shrink=0.5, aspect=30)
     groups = cfg.groups()
     for letter, token, axis in zip('ab', 'yz', right.subplots(2, 1), strict=True):
         for color, (setting, replicas) in zip(COLORS, groups.items(), strict=False):
-            errorbars(axis, np.arange(num_layers), last[f'{token}/contrast'][replicas], color=color,
-                      label=setting or 'model', fmt='o-')
-            axis.plot(np.arange(num_layers), last[f'{token}/shuffled'][replicas].mean(0), ':', color=color)
+            errorbars(axis, np.arange(num_rows), last[f'{token}/contrast'][replicas], color=color,
+                      label=setting or 'model', fmt='o-' if num_rows == cfg.model.num_layers else 'o')
+            axis.plot(np.arange(num_rows), last[f'{token}/shuffled'][replicas].mean(0), ':', color=color)
         axis.axhline(0, color='black', linewidth=0.5)
         axis.set_ylim(-0.3, 1.05)
-        axis.set_xticks(range(num_layers))
+        axis.set_xticks(range(num_rows), [place.split()[1] for place in places])
         axis.set_ylabel(f'contrast, {token} token')
         axis.annotate(letter, (0, 1), xycoords='axes fraction', xytext=(-24, 6), textcoords='offset points',
                       fontweight='bold', fontsize=9)
-    axis.set_xlabel('after block')
+    axis.set_xlabel('after block' if num_rows == cfg.model.num_layers else 'head')
     right.legend(*axis.get_legend_handles_labels(), loc='outside upper center', ncols=1)
     note = replicas_note(min(map(len, groups.values())))
     figure.suptitle(f'{cfg.name}, p = {cfg.task.p}: pictures of {first_replica(cfg)}; a, b: {note}', fontsize=8)
