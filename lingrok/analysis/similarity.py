@@ -65,7 +65,7 @@ def similarities(params, task_state, key, cfg: Config, *, part: str = 'resid_pos
     """Similarities after every block at the x, y and z token of the scanned example; N is the number of blocks.
 
     part: the residual stream after a block, or what each head adds to it: N H, block by block, within a block in order
-    of their contrast at the z token, as numbers of heads mean nothing across seeds. TOKEN/contrast, TOKEN/shuffled (N,),
+    of their contrast at the z token, as numbers of heads mean little across seeds. TOKEN/contrast, TOKEN/shuffled (N,),
     TOKEN/by_direction (N, p + 1, p + 1) for the tokens y and z; with pictures also x/similarity (N, p, p), inputs in
     order of x, and y/ and z/similarity (N, p^2, p^2), in x-major order. centred: of vectors from which the mean over
     inputs is taken, which else may be most of them.
