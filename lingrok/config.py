@@ -183,6 +183,8 @@ class OptimConfig:
     adam_weight_decay: float = key(0.3, 'Muon: decoupled decay of AdamW on the rest', low=0.0)
     decay: tuple[str, ...] = key(('*',), 'parameters that decay: patterns of names such as blocks.*.mlp_in')
     frozen: tuple[str, ...] = key((), 'parameters that stay at their initial values: patterns of names')
+    freeze_schedule: tuple[str, ...] = key((), "parameters frozen for some of the steps: 'blocks.0.k@0-300' until step "
+                                           "300, 'blocks.*.mlp_*@100-' from step 100 to the end")
     warmup_steps: int = key(0, 'linear rise of the learning rate from warmup_from to 1', low=0)
     warmup_from: float = key(0.0, 'multiplier of the learning rate at step 0 of the warm-up', low=0.0, high=1.0)
     schedule: str = key('constant', 'after the warm-up: constant, cosine to the floor, or constant and then linear to '
@@ -192,6 +194,19 @@ class OptimConfig:
 
     def __post_init__(self):
         check_fields(self)
+        for entry in self.freeze_schedule:
+            parse_freeze(entry)
+
+
+def parse_freeze(entry: str) -> tuple[str, int, float]:
+    """(pattern, first frozen step, first step after them) of 'blocks.0.k@0-300'; the last is infinite if left out."""
+    pattern, _, steps = entry.partition('@')
+    start, dash, stop = steps.partition('-')
+    sound = pattern and dash and start.isdecimal() and (stop.isdecimal() or not stop)
+    if sound and (not stop or int(start) < int(stop)):
+        return pattern, int(start), int(stop) if stop else math.inf
+    raise ConfigError(f'optim.freeze_schedule holds {entry!r}; allowed: <parameters>@<step>-<later step> or '
+                      "<parameters>@<step>-, for example 'blocks.0.k@0-300'")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,7 +254,8 @@ class EvalConfig:
 
     batch_size: int = key(256, 'sequences', low=1)
     truncations: tuple[str, ...] = key((), 'models also evaluated with one matrix cut down to its top singular '
-                                       "directions: 'blocks.1.mlp_in@0.1' keeps a tenth of the rank, @0 removes it")
+                                       "directions: 'blocks.1.mlp_in@0.1' keeps a tenth of the rank, @0 removes it, "
+                                       '@0.1@bottom keeps the lowest tenth')
 
     def __post_init__(self):
         check_fields(self)
@@ -247,18 +263,19 @@ class EvalConfig:
             parse_truncation(entry)
 
 
-def parse_truncation(entry: str) -> tuple[int, str, float]:
-    """(layer, role, rank fraction) of 'blocks.1.mlp_in@0.1'."""
+def parse_truncation(entry: str) -> tuple[int, str, float, str]:
+    """(layer, role, rank fraction, 'top' or 'bottom') of 'blocks.1.mlp_in@0.1' or 'blocks.1.mlp_in@0.1@bottom'."""
     try:
-        name, _, fraction = entry.partition('@')
+        name, fraction, *keep = entry.split('@')
         blocks, layer, role = name.split('.')
-        parsed = int(layer), role, float(fraction)
+        parsed = int(layer), role, float(fraction), keep[0] if keep else 'top'
         require(blocks == 'blocks' and 0 <= parsed[2] <= 1 and parsed[0] >= 0, '')
+        require(len(keep) < 2 and parsed[3] in ('top', 'bottom'), '')
         return parsed
     except ValueError:
         raise ConfigError(
-            f'eval.truncations holds {entry!r}; allowed: blocks.<layer>.<role>@<fraction in [0, 1]>, '
-            "for example 'blocks.1.mlp_in@0.1'"
+            f'eval.truncations holds {entry!r}; allowed: blocks.<layer>.<role>@<fraction in [0, 1]> or the same with '
+            "@bottom behind it, for example 'blocks.1.mlp_in@0.1'"
         ) from None
 
 
@@ -422,7 +439,7 @@ def from_dict(tree: Mapping) -> Config:
     different = {values: replica for replica, values in enumerate(zip(*own, strict=True))} if own else {(): 0}
     for replica in different.values():
         config.task_of(replica).check_batch(config.train.batch_size)
-    for layer, role, _ in map(parse_truncation, config.eval.truncations):
+    for layer, role, *_ in map(parse_truncation, config.eval.truncations):
         require(layer < model.num_layers, f'eval.truncations names layer {layer}; allowed: 0 to {model.num_layers - 1}')
         allowed = truncatable_roles(model, layer)
         require(role in allowed, f'eval.truncations names the role {role!r} in layer {layer}; {suggest(role, allowed)}')

@@ -48,20 +48,23 @@ LOSSES = {
 }
 
 
-def loss_and_grad(trainable, frozen, batch: Batch, *, cfg: ModelConfig, skip: bool, form: str = 'softmax',
-                  mean: str = 'scored'):
+def loss_and_grad(trainable, frozen, batch: Batch, *, cfg: ModelConfig, skip: bool, scored: slice = slice(None),
+                  form: str = 'softmax', mean: str = 'scored'):
     """Loss of the model `optim.merge(trainable, frozen)` on a batch, and its gradient for `trainable`.
 
     With `skip`, what follows the attention of the last block is computed only at scored positions: for the smallest of
     a few fixed numbers of positions that holds all of them. The result is the same up to rounding. Under vmap all
     numbers would be computed, so `skip` is for replicas that run one after the other.
+
+    scored: positions of a sequence outside which the batch has no weight, as a task promises; the last block computes
+    no others. form, mean: `train.loss` and `train.loss_mean`.
     """
 
     def run_trunk(trainable):
-        return model.trunk(optim.merge(trainable, frozen), batch.tokens_BL, cfg=cfg)
+        return model.trunk(optim.merge(trainable, frozen), batch.tokens_BL, cfg=cfg, queries=scored)
 
     (h_BLD, z_BLHK), pull_back = jax.vjp(run_trunk, trainable)
-    targets, weights = batch.targets_BL.reshape(-1), batch.mask_BL.reshape(-1)
+    targets, weights = batch.targets_BL[:, scored].reshape(-1), batch.mask_BL[:, scored].reshape(-1)
     positions = jnp.nonzero(weights, size=weights.size, fill_value=0)[0]
     count = jnp.sum(weights > 0)
 

@@ -141,9 +141,13 @@ def apply(params, tokens_BL: jax.Array, *, cfg: ModelConfig, hooks: Mapping[str,
     return logits_BLV, tap.captured
 
 
-def trunk(params, tokens_BL: jax.Array, *, cfg: ModelConfig) -> tuple[jax.Array, jax.Array]:
-    """The input of the last block (B, L, D) and what its heads read, z (B, L, H, K). `tail` makes logits of them."""
-    return Transformer(cfg).apply({'params': params}, tokens_BL, _Tap({}, (), cfg), method='trunk')
+def trunk(params, tokens_BL: jax.Array, *, cfg: ModelConfig, queries: slice = slice(None)
+          ) -> tuple[jax.Array, jax.Array]:
+    """The input of the last block (B, L, D) and what its heads read, z (B, L, H, K). `tail` makes logits of them.
+
+    queries: positions at which both are wanted; the last block reads with no others.
+    """
+    return Transformer(cfg).apply({'params': params}, tokens_BL, _Tap({}, (), cfg), queries, method='trunk')
 
 
 def tail(params, h: jax.Array, z: jax.Array, *, cfg: ModelConfig) -> jax.Array:
@@ -202,12 +206,12 @@ class Transformer(nn.Module):
     def __call__(self, tokens_BL, tap):
         return self.tail(*self.trunk(tokens_BL, tap), tap)
 
-    def trunk(self, tokens_BL, tap):
+    def trunk(self, tokens_BL, tap, queries=slice(None)):
         """Everything up to what the heads of the last block read: its input (B, L, D) and z (B, L, H, K)."""
         h_BLD = tap('embed', self._embed(tokens_BL).astype(self.cfg.dtype))
         for block in self.blocks[:-1]:
             h_BLD = block(h_BLD, tap)
-        return self.blocks[-1].attend(h_BLD, tap)
+        return self.blocks[-1].attend(h_BLD, tap, queries)
 
     def tail(self, h, z, tap):
         """Logits from what `trunk` returns. No position reads another one: any selection of positions will do."""
@@ -252,34 +256,37 @@ class Block(nn.Module):
     def __call__(self, h_BLD, tap):
         return self.finish(*self.attend(h_BLD, tap), tap)
 
-    def attend(self, h_BLD, tap):
-        """The input of the block and what its heads read, z (B, L, H, K)."""
+    def attend(self, h_BLD, tap, queries=slice(None)):
+        """The input of the block and what its heads read, z (B, L, H, K), at the positions `queries`."""
         cfg, tap = self.cfg, self._named(tap)
         heads, groups, width = cfg.num_heads, cfg.num_kv_heads, cfg.d_head
         batch, length, _ = h_BLD.shape
+        position_M, position_L = jnp.arange(length), jnp.arange(length)[queries]
         h_BLD = tap('resid_pre', h_BLD)
         x_BLD = self._norm('attn_norm', h_BLD, 'pre')
-        q_BLHK = (x_BLD if cfg.query == 'identity' else self._linear('q', x_BLD)).reshape(batch, length, heads, width)
+        q_BLD = x_BLD[:, queries]
+        q_BLHK = (q_BLD if cfg.query == 'identity' else self._linear('q', q_BLD)).reshape(batch, -1, heads, width)
         k_BMGK = self._linear('k', x_BLD).reshape(batch, length, groups, width)
         value = 'ov' if cfg.value_output == 'merged' else 'v'
         v_BMGK = self._linear(value, x_BLD).reshape(batch, length, groups, -1)
         if cfg.position == 'rope' and (not cfg.rope_layers or self.layer in cfg.rope_layers):
-            q_BLHK, k_BMGK = _rotate(q_BLHK, cfg), _rotate(k_BMGK, cfg)
+            q_BLHK, k_BMGK = _rotate(q_BLHK, position_L, cfg), _rotate(k_BMGK, position_M, cfg)
         q_BLHK, k_BMGK, v_BMGK = tap('attn.q', q_BLHK), tap('attn.k', k_BMGK), tap('attn.v', v_BMGK)
         # One matrix product a key-value head and sequence, which XLA runs faster than any other form of the einsum:
         # query head h reads key-value head h // (H / G), and the J = H / G queries of one head follow each other.
-        q = q_BLHK.reshape(batch, length, groups, -1, width).transpose(0, 2, 3, 1, 4).reshape(batch * groups, -1, width)
+        q = q_BLHK.reshape(batch, position_L.size, groups, -1, width).transpose(0, 2, 3, 1, 4)
+        q = q.reshape(batch * groups, -1, width)
         k, v = (x.transpose(0, 2, 1, 3).reshape(batch * groups, length, -1) for x in (k_BMGK, v_BMGK))
         scores = jnp.einsum('nqk,nmk->nqm', q, k, preferred_element_type=jnp.float32)
         if cfg.scale_scores:
             scores = scores / jnp.sqrt(jnp.float32(width))
-        scores_BHLM = tap('attn.scores', scores.reshape(batch, heads, length, length))
-        causal_LM = jnp.tril(jnp.ones((length, length), bool))
+        scores_BHLM = tap('attn.scores', scores.reshape(batch, heads, -1, length))
+        causal_LM = position_L[:, None] >= position_M
         pattern_BHLM = jax.nn.softmax(jnp.where(causal_LM, scores_BHLM, -jnp.inf), -1).astype(x_BLD.dtype)
         pattern_BHLM = tap('attn.pattern', pattern_BHLM)
         z = jnp.einsum('nqm,nmk->nqk', pattern_BHLM.reshape(batch * groups, -1, length), v)
-        z_BLHK = z.reshape(batch, heads, length, -1).transpose(0, 2, 1, 3)
-        return h_BLD, tap('attn.z', z_BLHK)
+        z_BLHK = z.reshape(batch, heads, position_L.size, -1).transpose(0, 2, 1, 3)
+        return h_BLD[:, queries], tap('attn.z', z_BLHK)
 
     def finish(self, h, z, tap):
         """The output of the block (..., D), position by position, from its input (..., D) and z (..., H, K)."""
@@ -348,11 +355,11 @@ def _sinusoids(length: int, width: int):
     return jnp.where(jnp.arange(width)[None] % 2 == 0, jnp.sin(angles), jnp.cos(angles))
 
 
-def _rotate(x_BLHK, cfg: ModelConfig):
+def _rotate(x_BLHK, position_L, cfg: ModelConfig):
     """Rotary position embedding (arXiv 2104.09864) of the first `rope_fraction` of the head width, in float32."""
     width = rotary_width(cfg)
     freqs = cfg.rope_base ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
-    angles = (jnp.arange(x_BLHK.shape[1], dtype=jnp.float32)[:, None] * freqs)[None, :, None]
+    angles = (position_L.astype(jnp.float32)[:, None] * freqs)[None, :, None]
     rotated, rest = x_BLHK[..., :width].astype(jnp.float32), x_BLHK[..., width:]
     if cfg.rope_interleaved:
         a, b = rotated[..., 0::2], rotated[..., 1::2]

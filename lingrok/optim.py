@@ -13,7 +13,7 @@ import optax
 import optax.contrib
 
 from lingrok import names
-from lingrok.config import OptimConfig, require, suggest
+from lingrok.config import OptimConfig, parse_freeze, require, suggest
 
 
 def make_optimizer(cfg: OptimConfig, num_steps: int, values: Mapping[str, jax.Array]) -> optax.GradientTransformation:
@@ -79,6 +79,15 @@ def match(params, patterns: Sequence[str]):
     return _map_names(lambda name, _: any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns), params)
 
 
+def gate(tree, cfg: OptimConfig, step):
+    """A tree of the form of the parameters, 0 where `cfg.freeze_schedule` freezes one at `step` (may be traced)."""
+    for pattern, start, stop in map(parse_freeze, cfg.freeze_schedule):
+        active = (step < start) | (step >= stop)
+        tree = jax.tree.map(lambda x, found, active=active: jnp.where(active, x, 0) if found else x,
+                            tree, match(tree, (pattern,)))
+    return tree
+
+
 def check_patterns(params, cfg: OptimConfig) -> None:
     """Raises if a pattern of the config names no parameter, or if nothing is left to train.
 
@@ -86,8 +95,10 @@ def check_patterns(params, cfg: OptimConfig) -> None:
     """
     known = parameter_names(params)
     anywhere = {f'blocks.*.{role}' for role in names.ROLES}
-    for key in ('decay', 'frozen'):
-        for pattern in getattr(cfg, key):
+    patterns = {'decay': cfg.decay, 'frozen': cfg.frozen,
+                'freeze_schedule': [parse_freeze(entry)[0] for entry in cfg.freeze_schedule]}
+    for key, asked in patterns.items():
+        for pattern in asked:
             found = pattern in anywhere or bool(fnmatch.filter(known, pattern))
             require(found, f'optim.{key}: {pattern!r} names no parameter of this model; {suggest(pattern, known)}')
     left = jax.tree.leaves(match(params, cfg.frozen))

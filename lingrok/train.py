@@ -82,9 +82,12 @@ def train_step(
     batch = cfg.task.sample(task_state, key, split='train', batch_size=cfg.train.batch_size, step=state.step)
     batch = place(batch)
     trainable, frozen = optim.split(state.params, cfg.optim.frozen)
-    loss, grads = loss_and_grad(trainable, frozen, batch, cfg=cfg.model, skip=skip, form=cfg.train.loss,
-                                mean=cfg.train.loss_mean)
-    updates, opt_state = _optimizer(settings, cfg).update(grads, state.opt_state, trainable)
+    loss, grads = loss_and_grad(trainable, frozen, batch, cfg=cfg.model, skip=skip, scored=cfg.task.scored,
+                                form=cfg.train.loss, mean=cfg.train.loss_mean)
+    # With gated parameters, too: weight decay then adds nothing to the momentum of a frozen one.
+    gate = functools.partial(optim.gate, cfg=cfg.optim, step=state.step)
+    updates, opt_state = _optimizer(settings, cfg).update(gate(grads), state.opt_state, gate(trainable))
+    updates = gate(updates)
     new_params = optim.merge(optax.apply_updates(trainable, updates), frozen)
 
     finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(updates))
@@ -163,7 +166,7 @@ class Programs:
         place = self._spread if self._by_batch else _here
         # Choosing positions takes longer to compile than it saves in small batches, and would gather a batch that is
         # spread over devices on one of them.
-        large = cfg.train.batch_size * cfg.task.seq_len >= SKIP_FROM
+        large = cfg.train.batch_size * cfg.task.seq_len >= SKIP_FROM and cfg.task.scored == slice(None)
         skip = self.layout == 'map' and large and not self._by_batch
         self.init_task = self._compile(functools.partial(init_task, cfg=cfg))
         self.init = self._compile(functools.partial(init, cfg=cfg))

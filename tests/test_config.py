@@ -139,6 +139,11 @@ ERRORS = {
     'truncation without layer': ({'eval.truncations': ('mlp_in@0.1',)}, "'mlp_in@0.1'", 'blocks.<layer>.<role>@',
                                  "'blocks.1.mlp_in@0.1'"),
     'truncation without fraction': ({'eval.truncations': ('blocks.1.mlp_in',)}, "'blocks.1.mlp_in'", '[0, 1]', None),
+    'truncation of neither end': ({'eval.truncations': ('blocks.1.mlp_in@0.5@middle',)}, '@middle', '@bottom',
+                                  None),
+    'freezing without steps': ({'optim.freeze_schedule': ('blocks.0.k',)}, "'blocks.0.k'",
+                               '<parameters>@<step>-', None),
+    'freezing backwards': ({'optim.freeze_schedule': ('blocks.0.k@9-3',)}, '@9-3', '<later step>', None),
     'truncation beyond one': ({'eval.truncations': ('blocks.1.mlp_in@1.5',)}, '@1.5', 'fraction in [0, 1]', None),
     'truncation by nan': ({'eval.truncations': ('blocks.1.mlp_in@nan',)}, '@nan', 'fraction in [0, 1]', None),
     'truncation of a layer': ({'eval.truncations': ('blocks.2.mlp_in@0',)}, 'layer 2', '0 to 1', None),
@@ -243,7 +248,7 @@ def test_coordinates():
     assert table['seed.init'] == table['seed.batch'] == table['seed.eval'] == (4, 5, 6)
     assert table['seed.task'] == (7, 7, 7)
     assert table['task.noise_prob'] == (0.0, 0.5, 1.0)
-    assert table['optim.learning_rate'] == (0.03,) * 3
+    assert table['optim.learning_rate'] == (0.06,) * 3
     assert set(table) == {*(f'seed.{stream}' for stream in config.SEED_STREAMS),
                           *(f'optim.{name}' for name in config.VARIABLE_OPTIM), 'task.noise_prob'}
     assert all(len(values) == 3 for values in table.values())

@@ -15,6 +15,7 @@ quick_jit = functools.partial(jax.jit, compiler_options={'xla_backend_optimizati
 
 ROWS, LENGTH, VOCAB = 4, 6, 7
 SIZE = ROWS * LENGTH
+SCORED = slice(1, None, 3)
 SIZES = sorted({math.ceil(SIZE * share) for share in loss.SHARES})
 COUNTS = sorted({0, 1, SIZE, *SIZES, *(size + 1 for size in SIZES[:-1])})
 CONFIGS = {
@@ -25,8 +26,11 @@ CONFIGS = {
 
 
 @functools.cache
-def program(case: str):
-    """Params, tokens, targets and a compiled function of weights: loss and gradient with skip, without, and plain."""
+def program(case: str, some: bool = False):
+    """Params, tokens, targets and a compiled function of weights: loss and gradient with skip, without, and plain.
+
+    some: those of 'scored' are computed at the positions SCORED only.
+    """
     cfg = ModelConfig(**{'num_layers': 2, 'd_model': 8, 'd_mlp': 12, 'num_heads': 2, 'vocab_size': VOCAB,
                          'max_len': LENGTH} | CONFIGS[case])
     tokens, targets = (np.random.default_rng(0).integers(0, VOCAB, (2, ROWS, LENGTH)))
@@ -47,7 +51,9 @@ def program(case: str):
 
         kinds = {'skip': True} if cfg.num_layers == 1 else {'skip': True, 'whole': False}
         return {'plain': jax.value_and_grad(plain)(trainable)} | {
-            name: loss.loss_and_grad(trainable, frozen, batch, cfg=cfg, skip=skip) for name, skip in kinds.items()}
+            name: loss.loss_and_grad(trainable, frozen, batch, cfg=cfg, skip=skip) for name, skip in kinds.items()} | {
+            'scored': loss.loss_and_grad(trainable, frozen, batch, cfg=cfg, skip=False,
+                                         scored=SCORED if some else slice(None))}
 
     return run, trainable
 
@@ -77,6 +83,18 @@ def test_loss_and_gradient_are_those_of_the_plain_loss(case, count, kind):
         for a, b in zip(jax.tree.leaves(grad), jax.tree.leaves(other_grad), strict=True):
             np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5 * np.abs(a).max(), err_msg=name)
             assert np.isfinite(b).all() and (np.abs(b).max() > 0) == (count > 0)
+
+
+@pytest.mark.parametrize('case', CONFIGS)
+def test_positions_without_weight_need_not_be_computed(case):
+    weights = np.zeros((ROWS, LENGTH), np.float32)
+    weights[:, SCORED] = weights_of(8, 'small weights')[:, SCORED] + 0.1
+    run, trainable = program(case, some=True)
+    found = run(weights)
+    (value, grad), (other, other_grad) = found['plain'], found['scored']
+    np.testing.assert_allclose(other, value, rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(grad), jax.tree.leaves(other_grad), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5 * np.abs(a).max())
 
 
 def test_unscored_positions_do_not_count():

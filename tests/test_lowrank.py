@@ -169,7 +169,7 @@ def counted(monkeypatch) -> list:
 
 @pytest.mark.parametrize('entries, decompositions', [
     (('blocks.1.mlp_in@0.0', 'blocks.1.mlp_in@0.1', 'blocks.1.mlp_in@0.25', 'blocks.1.mlp_in@0.5'), 1),
-    (('blocks.1.mlp_in@0.5', 'blocks.0.mlp_in@0.5', 'blocks.1.mlp_in@0.25', 'blocks.1.k@0.5'), 3),
+    (('blocks.1.mlp_in@0.5', 'blocks.0.mlp_in@0.5', 'blocks.1.mlp_in@0.25@bottom', 'blocks.1.k@0.5'), 3),
     (('blocks.1.mlp_in@0', 'blocks.0.ov@0'), 0),
     ((), 0),
 ])
@@ -184,8 +184,9 @@ def test_truncations_decompose_each_matrix_once(monkeypatch, smoke, entries, dec
     assert len(calls) == decompositions
     assert list(edited) == list(entries)
     for entry in entries:
-        layer, role, fraction = config.parse_truncation(entry)
-        alone = lowrank.truncate(params, cfg.model, role, layer, fraction)
+        layer, role, fraction, keep = config.parse_truncation(entry)
+        assert keep == ('bottom' if 'bottom' in entry else 'top')
+        alone = lowrank.truncate(params, cfg.model, role, layer, fraction, keep=keep)
         jax.tree.map(np.testing.assert_array_equal, edited[entry], alone)
 
 

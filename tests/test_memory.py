@@ -30,14 +30,14 @@ def hand_made():
 
 def test_noise_margin_of_a_hand_made_model():
     cfg, params = hand_made()
-    noise_margin = quick_jit(functools.partial(memory.noise_margin, cfg=cfg, layer=1))
+    noise_margin = quick_jit(functools.partial(memory.noise_margin, cfg=cfg, layers=(1,)))
     margins = noise_margin(params, jnp.array([[0, 1], [2, 0]]), 1)
     # Token 0: 5 - max(2, 1); token 1: -1 - max(0, 4); token 2: 3 - max(3, 3.5).
     np.testing.assert_allclose(margins, [[3, -5], [-0.5, 3]])
     np.testing.assert_allclose(noise_margin(params, jnp.arange(3), 2), [-4, 4, 0.5])
     np.testing.assert_allclose(noise_margin(params, jnp.array(2), 0), -0.5)
     loaded = jax.tree.map(np.asarray, params)  # those of a loaded run are numpy
-    traced = functools.partial(memory.noise_margin, loaded, noise_id=1, cfg=cfg, layer=1)
+    traced = functools.partial(memory.noise_margin, loaded, noise_id=1, cfg=cfg, layers=(1,))
     assert jax.eval_shape(traced, jnp.arange(3)).shape == (3,)
 
 
@@ -125,12 +125,13 @@ def test_recall_probe(smoke):
     @quick_jit
     def measure(params, noisy, clean):
         _, acts = model.apply(params, noisy.tokens_BL, cfg=cfg.model, capture='*.attn.pattern')
-        margins = [memory.noise_margin(params, triggers, noise, cfg=cfg.model, layer=layer) for layer in (0, 2)]
+        margins = [memory.noise_margin(params, triggers, noise, cfg=cfg.model, layers=x) for x in ((0,), (2,), (0, 2))]
         return memory.recall_probe(params, {'noisy': noisy, 'clean': clean}, cfg), acts, margins
 
     noise = cfg.task.noise_id
     found, acts, margins = measure(params, noisy, clean)
-    expected = {f'noise_margin/blocks.{layer}': margin.mean() for layer, margin in zip((0, 2), margins, strict=True)}
+    expected = {f'noise_margin/blocks.{layer}': margin.mean() for layer, margin in zip((0, 2), margins, strict=False)}
+    expected['noise_margin/composed'] = margins[2].mean()
     attention = trigger_attention(acts['blocks.2.attn.pattern'], noisy, noise)
     expected |= {f'noisy/attention_{name}/blocks.2': value for name, value in attention.items()}
     previous = memory.previous_token_attention(acts['blocks.0.attn.pattern'])

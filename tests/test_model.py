@@ -64,6 +64,7 @@ def random_params(cfg: ModelConfig) -> dict:
 
 # One sequence as often as it has positions, and a last row that differs from position CUT on.
 CUT = 3
+ASKED = slice(1, None, 3)  # positions
 TOKENS = np.tile(np.array([4, 1, 9, 4, 10, 2]), (LENGTH + 1, 1))
 TOKENS[-1, CUT:] = [0, 9, 3]
 
@@ -86,8 +87,10 @@ def measure(variant: str) -> dict:
 
         h, z = model.trunk(params, TOKENS, cfg=cfg)
         some = model.tail(params, h.reshape(-1, *h.shape[2:])[chosen], z.reshape(-1, *z.shape[2:])[chosen], cfg=cfg)
+        asked = model.trunk(params, TOKENS, cfg=cfg, queries=ASKED)
         gradients_TLD = jax.grad(mixture)(jnp.zeros_like(acts['embed']))[:LENGTH]
-        return {'logits': logits, 'acts': acts, 'some': some, 'gradients': gradients_TLD}
+        return {'logits': logits, 'acts': acts, 'some': some, 'gradients': gradients_TLD,
+                'trunk': (h, z), 'asked': asked}
 
     params = random_params(cfg)
     found = jax.tree.map(np.asarray, program(params))
@@ -99,6 +102,12 @@ def measure(variant: str) -> dict:
 @pytest.fixture(params=VARIANTS)
 def run(request):
     return measure(request.param)
+
+
+def test_the_last_block_can_read_at_some_positions_only(run):
+    for whole, asked in zip(run['trunk'], run['asked'], strict=True):
+        assert asked.shape == whole[:, ASKED].shape
+        np.testing.assert_allclose(asked, whole[:, ASKED], rtol=1e-4, atol=run['atol'])
 
 
 def test_every_choice_is_tested():

@@ -188,6 +188,7 @@ def test_names_follow_the_order_of_the_leaves(params):
     ({'frozen': ('embedd',)}, "optim.frozen: 'embedd' names no parameter of this model; did you mean 'embed'?"),
     ({'decay': ('*', 'blocks.2.q')}, "optim.decay: 'blocks.2.q' names no parameter of this model; did you mean"),
     ({'decay': ('type',)}, "optim.decay: 'type' names no parameter"),
+    ({'freeze_schedule': ('blocks.0.kk@0-5',)}, "optim.freeze_schedule: 'blocks.0.kk' names no parameter"),
     ({'frozen': ('*',)}, "optim.frozen=('*',) freezes every parameter; leave one to train"),
     ({'frozen': ('blocks.*', '*embed', 'norm_*', 'pos')}, 'freezes every parameter'),
 ])
@@ -200,6 +201,16 @@ def test_patterns_without_sense_are_refused_in_one_line(params, options, found):
 def test_patterns_with_sense_pass(params):
     optim.check_patterns(params, OptimConfig(decay=('*.q', '*norm*'), frozen=('embed', 'blocks.0.*')))
     optim.check_patterns(params, OptimConfig(decay=(), frozen=()))
+
+
+@pytest.mark.parametrize('step, frozen', [(0, {'blocks.0.q', 'embed'}), (2, {'blocks.0.q', 'embed'}), (3, {'embed'}),
+                                          (5, {'embed', 'pos'}), (99, {'embed', 'pos'})])
+def test_gate_closes_for_the_steps_of_the_schedule(params, step, frozen):
+    cfg = OptimConfig(freeze_schedule=('blocks.0.q@0-3', 'embed@0-', 'pos@5-'))
+    ones = jax.tree.map(lambda x: np.ones(x.shape), params)
+    gated = named(optim.gate(ones, cfg, np.int32(step)))
+    assert {name for name, value in gated.items() if not value.any()} == frozen
+    assert all((value == 1).all() for name, value in gated.items() if name not in frozen)
 
 
 def test_frozen_parameters_have_no_optimiser_state(params):

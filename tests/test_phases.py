@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from lingrok.analysis import phases
+from lingrok.analysis import phases, settings
 
 
 def accuracies(solved: str) -> dict[str, float]:
@@ -43,7 +43,7 @@ def table():
 
 
 def test_points_and_early_stopping():
-    points = phases.points(table(), ('select_test/accuracy_last', 'ood_test/accuracy_last', 'id_test/accuracy_last'))
+    points = settings.points(table(), ('select_test/accuracy_last', 'ood_test/accuracy_last', 'id_test/accuracy_last'))
     assert [point.coordinates for point in points] == [{'seed': r, 'task.num_tasks': 8} for r in (0, 1)]
     assert [point.steps.tolist() for point in points] == [[10, 20, 30]] * 2
     assert [phases.best(point) for point in points] == [1, 2]
@@ -53,5 +53,5 @@ def test_points_and_early_stopping():
 
 
 def test_without_selecting_tasks_the_last_step_is_taken():
-    (point, _) = phases.points(table(), ('ood_test/accuracy_last',))
+    (point, _) = settings.points(table(), ('ood_test/accuracy_last',))
     assert phases.best(point) == 2

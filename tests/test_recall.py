@@ -28,13 +28,14 @@ LAWS = {
     'random, any target': {'trigger_mode': 'random', 'num_triggers': 3, 'targets_exclude': (), 'noise_prob': 0.7,
                            'loss_on': 'all', 'length': LENGTH},
 }
+PREVIOUS = {'noise by the token before': {'noise_law': 'previous', 'length': LENGTH}}
 FIXED = [name for name in LAWS if name.startswith(('defaults', 'fixed', 'offset'))]
 
 
 @functools.cache
 def sampler(law: str):
     """(key, noise_prob) -> state and noisy batch of a law, compiled once."""
-    task = Recall(**LAWS[law])
+    task = Recall(**(LAWS | PREVIOUS)[law])
 
     @quick_jit
     def draw(key, noise_prob):
@@ -367,7 +368,17 @@ BAYES = {
     'noise is no target': SMALL | {'noise_token': '4', 'trigger_mode': 'random'},
     'extra noise': SMALL | {'noise_token': 'extra', 'targets_exclude': ('own_trigger',)},
     'no noise': SMALL | {'noise_token': '3', 'targets_exclude': (), 'noise_prob': 0.0},
+    'noise by the token before': SMALL | {'noise_token': '3', 'targets_exclude': (), 'noise_prob': 0.35,
+                                          'noise_law': 'previous', 'trigger_mode': 'random'},
 }
+
+
+def noise_rate(task, tokens) -> float:
+    """Probability of noise behind the last of these tokens, from the words of the documentation."""
+    if task.noise_law == 'independent':
+        return task.noise_prob
+    even = len(tokens) > 1 and tokens[-2] % 2 == 0
+    return min(1, 2 * task.noise_prob) if even else max(0, 2 * task.noise_prob - 1)
 
 
 def simulate(task, bigram_VV, num, rng):
@@ -380,7 +391,7 @@ def simulate(task, bigram_VV, num, rng):
         tokens = [rng.choice(task.table_vocab)]
         for _ in range(task.length):
             if tokens[-1] in triggers:
-                tokens.append(task.noise_id if rng.random() < task.noise_prob else targets[tokens[-1]])
+                tokens.append(task.noise_id if rng.random() < noise_rate(task, tokens) else targets[tokens[-1]])
             else:
                 tokens.append(rng.choice(task.vocab_size, p=bigram_VV[tokens[-1]]))
         rows.append((tokens[:-1], tokens[1:], [targets.get(token, -1) for token in tokens[:-1]], triggers))
@@ -396,11 +407,12 @@ def brute_force(task, bigram_VV, tokens, labels, triggers):
                    strict=True))) for targets in itertools.product(range(size), repeat=len(triggers))]
     weights = np.array([weight for _, weight in candidates])
     bayes, distribution = [], []
-    for token, label in zip(tokens, labels, strict=True):
+    for place, (token, label) in enumerate(zip(tokens, labels, strict=True)):
         if token in triggers:
-            given = np.stack([task.noise_prob * noise_V + (1 - task.noise_prob) * np.eye(size)[targets[token]]
+            alpha = noise_rate(task, tokens[: place + 1])
+            given = np.stack([alpha * noise_V + (1 - alpha) * np.eye(size)[targets[token]]
                               for targets, _ in candidates])
-            alone = task.noise_prob * noise_V + (1 - task.noise_prob) * laws[triggers.index(token)]
+            alone = alpha * noise_V + (1 - alpha) * laws[triggers.index(token)]
         else:
             given = np.broadcast_to(bigram_VV[token], (len(candidates), size))
             alone = bigram_VV[token]
@@ -444,6 +456,21 @@ def test_reference_predictors_against_all_targets(case):
         np.testing.assert_allclose(distribution_BLV[row], distribution, atol=3e-6)
 
 
+@pytest.mark.parametrize('noise_prob, even, odd', [(0.3, 0.6, 0.0), (0.7, 1.0, 0.4)])
+def test_noise_that_depends_on_the_token_before(noise_prob, even, odd):
+    task, _ = sampler('noise by the token before')
+    batch = sampler('noise by the token before')[1](jax.random.key(1), noise_prob)[1]
+    before = np.pad(batch.tokens_BL, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
+    at_trigger = batch.groups['occurrence_BL'] > 0
+    for parity, rate in ((0, even), (1, odd)):
+        noise = batch.groups['is_noise_BL'][at_trigger & (before % 2 == parity)]
+        assert len(noise) > 1000 and abs(noise.mean() - rate) <= 4 * math.sqrt(rate * (1 - rate) / len(noise))
+    logits = jnp.zeros((*batch.tokens_BL.shape, task.vocab_size)).at[..., task.noise_id].set(
+        jnp.where(before % 2 == 0, 50.0, -50.0))
+    found = quick_jit(task.metrics)(logits, jax.tree.map(jnp.asarray, batch))
+    assert found['p_noise_even'] > 0.99 and found['p_noise_odd'] < 0.01
+
+
 def test_distribution_only_plateau():
     task, state, noisy, _ = drawn('defaults')
     found = quick_jit(task.baselines)(state, noisy)
@@ -479,6 +506,8 @@ def test_metrics_by_hand():
     assert found['loss'] == pytest.approx(-(math.log(0.7) + math.log(0.3)) / 2, rel=1e-5)
     assert found['loss_bigram'] == pytest.approx(-math.log(0.6), rel=1e-5)
     assert found['accuracy'] == 0.5
+    assert found['accuracy_triggers'] == pytest.approx(2 / 3) and found['accuracy_start'] == 0.75
+    np.testing.assert_array_equal(found['joint_noise'], [[0.5, 0.5], [0, 0]])  # both predictions are the target
     assert found['p_noise'] == pytest.approx((0.2 + 0.3) / 2, rel=1e-5)
     assert found['p_correct'] == pytest.approx((0.7 + 0.5) / 2, rel=1e-5)
     np.testing.assert_array_equal(found['accuracy_by_occurrence'][:3], [1, 1, 0])

@@ -4,6 +4,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from conftest import get_config
 
@@ -170,6 +171,28 @@ def test_steps_count_and_what_is_frozen_stays():
         assert_same(start.params[name], state.params[name])
     for name, value in state.params['blocks_0'].items():
         assert all((value[i] != start.params['blocks_0'][name][i]).any() for i in range(NUM)), name
+
+
+def test_a_freeze_schedule_holds_parameters_for_its_steps():
+    dict_ = get_config('recall.py:smoke')
+    dict_.optim.freeze_schedule = ('blocks.0.k@0-3', 'blocks.1.*@2-')
+    dict_.optim.weight_decay = 0.1  # which must not gather momentum meanwhile
+    cfg = config.from_config_dict(dict_)
+    settings = {name: np.asarray(values[0], np.int32 if name.startswith('seed') else np.float32)
+                for name, values in cfg.coordinates().items()}
+    begin, begin_task = (jax.jit(functools.partial(fn, cfg=cfg)) for fn in (train.init, train.init_task))
+    step = jax.jit(functools.partial(train.train_step, cfg=cfg, skip=False))
+    state, task_state = begin(settings), begin_task(settings)
+    names = [(block, role) for block in ('blocks_0', 'blocks_1') for role in ('k', 'v')]
+    moved, traces = [], []
+    for _ in range(4):
+        new, _ = step(state, task_state, settings)
+        moved.append({name for name in names if (new.params[name[0]][name[1]] != state.params[name[0]][name[1]]).any()})
+        traces.append(optax.tree.get(new.opt_state, 'trace')['blocks_0']['k'])
+        state = new
+    first, second = set(names[:2]), set(names[2:])
+    assert moved == [first - {('blocks_0', 'k')} | second] * 2 + [first - {('blocks_0', 'k')}, first]
+    assert not any(trace.any() for trace in traces[:3]) and traces[3].any()
 
 
 def test_training_learns():

@@ -31,6 +31,7 @@ if 'tiny' not in TASKS:
         SECTION: ClassVar[str] = 'task'
         VARIABLE: ClassVar[tuple[str, ...]] = ('shift',)
         FILES: ClassVar[tuple[str, ...]] = ()
+        scored: ClassVar[slice] = slice(None)
         splits: ClassVar[tuple[str, ...]] = ('train',)
         headline: ClassVar[tuple[str, ...]] = ('train/loss_full',)
         vocab_size: ClassVar[int] = 5

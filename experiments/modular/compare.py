@@ -29,22 +29,16 @@ REFERENCES = {'ood_train/accuracy_last': 'ood_train/accuracy_last/ratio',
 
 def main(paths: list[str]) -> None:
     from lingrok import sweep
-    from lingrok.analysis import phases
+    from lingrok.analysis import settings
     from lingrok.config import require
     from lingrok.figures import modular
     from lingrok.metrics import interval, text
 
     directory = cli.one_path(paths)
-    points = phases.points(sweep.rows(directory), (*modular.QUANTITIES, *REFERENCES.values()))
+    points = settings.points(sweep.rows(directory), (*modular.QUANTITIES, *REFERENCES.values()))
     require(bool(points), f'{directory} has no evaluations of the modular task yet; run it first')
     measured = [name for name in modular.QUANTITIES if any(np.isfinite(p.values[name]).any() for p in points)]
-    settings = [{key: str(value) for key, value in point.coordinates.items() if not key.startswith('seed')}
-                for point in points]
-    differ = [key for key in settings[0] if len({setting[key] for setting in settings}) > 1]
-    labels = [', '.join(f'{key.partition(".")[2]} {setting[key]}' for key in differ) or 'all' for setting in settings]
-    if not paired(settings, differ):  # one thing changed at a time: name that thing
-        labels = [', '.join(f'{key.partition(".")[2]} {setting[key]}' for key in differ
-                            if setting[key] != settings[0][key]) or 'as configured' for setting in settings]
+    labels = settings.labels(points)
     rows = [{'setting': label, **{name: point.values[name][-1] for name in measured}}
             for label, point in zip(labels, points, strict=True)]
     table = {label: {name: np.array([row[name] for row in rows if row['setting'] == label]) for name in measured}
@@ -58,12 +52,6 @@ def main(paths: list[str]) -> None:
         print('| ' + ' | '.join(cells) + ' |')
     figure = modular.comparison(table, lines, directory.name)
     cli.write_report(Path(_OUT.value or directory / 'figures'), 'compare', {'compare': figure}, rows, EXPECTED)
-
-
-def paired(settings: list[dict], differ: list[str]) -> bool:
-    """Whether the settings are a grid: every combination of the values of what differs."""
-    combinations = {tuple(setting[key] for key in differ) for setting in settings}
-    return len(combinations) == np.prod([len({setting[key] for setting in settings}) for key in differ])
 
 
 if __name__ == '__main__':

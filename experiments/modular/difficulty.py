@@ -19,7 +19,7 @@ EXPECTED = (('training tasks needed before unseen tasks are solved', 'more with 
 
 def main(paths: list[str]) -> None:
     from lingrok import sweep
-    from lingrok.analysis import phases
+    from lingrok.analysis import settings
     from lingrok.config import require
     from lingrok.figures import modular
 
@@ -27,7 +27,7 @@ def main(paths: list[str]) -> None:
     points = []
     for directory in map(Path, paths):
         base = {key: sweep.base(directory)[key] for key in ('task.p', 'task.num_tasks', 'task.alpha')}
-        own = phases.points(sweep.rows(directory), QUANTITIES)
+        own = settings.points(sweep.rows(directory), QUANTITIES)
         require(bool(own), f'{directory} has no evaluations of the modular task yet; run it first')
         points += [point._replace(coordinates=base | point.coordinates) for point in own]
     alphas = {point.coordinates['task.alpha'] for point in points}

@@ -28,14 +28,14 @@ EXPECTED = (
 
 def main(paths: list[str]) -> None:
     from lingrok import sweep
-    from lingrok.analysis import phases
+    from lingrok.analysis import phases, settings
     from lingrok.config import require
     from lingrok.figures import modular
 
     directory = cli.one_path(paths)
     quantities = [f'{part}/accuracy_last' for part in (*phases.SETS, 'id_mixed', 'ood_mixed')]
     quantities += [*phases.SELECT, 'ood_forced/accuracy_last_not_covered', 'ood_test/accuracy_last/ratio']
-    points = phases.points(sweep.rows(directory), quantities)
+    points = settings.points(sweep.rows(directory), quantities)
     require(bool(points), f'{directory} has no evaluations of the modular task yet; run it first')
     base = {key: sweep.base(directory)[key] for key in ('task.num_tasks', 'task.alpha')}
     points = [point._replace(coordinates=base | point.coordinates) for point in points]

@@ -49,23 +49,60 @@ def truncate(params, cfg: ModelConfig, role: str, layer: int, rank_fraction: flo
     head width. Biases keep their effect. With svd=spectrum(params, cfg, role, layer) any number of fractions costs one
     decomposition, and fraction 0 none.
     """
-    require(isinstance(rank_fraction, (int, float)) and 0 <= rank_fraction <= 1,
-            f'rank_fraction={rank_fraction!r}; allowed: a number from 0 (removes the matrix) to 1 (keeps it)')
+    require_fraction(rank_fraction)
     require(keep in ('top', 'bottom'), f'keep={keep!r}; {suggest(keep, ("top", "bottom"))}')
     shape = jax.eval_shape(lambda p: matrix(p, cfg, role, layer), params).shape
-    factored_ov = role == 'ov' and cfg.value_output == 'factored'
-    full = min(*shape[-2:], cfg.d_head) if factored_ov else min(shape[-2:])
-    rank = int(rank_fraction * full + 1e-6)  # .29 * 100 is 28.999... in binary
+    full = _full_rank(cfg, role, shape)
+    rank = rank_of(rank_fraction, full)
     if rank == full:
         return params
-    block = params[f'blocks_{layer}']
     if rank == 0:
-        edited = {name: jnp.zeros_like(block[name]) for name in (('v', 'o') if factored_ov else (role,))}
-    else:
-        u, s, vt = spectrum(params, cfg, role, layer) if svd is None else svd
-        kept = slice(0, rank) if keep == 'top' else slice(full - rank, full)
-        edited = _with_product(cfg, role, u[..., kept] * s[..., None, kept], vt[..., kept, :])
-    if factored_ov and cfg.bias:
+        block = params[f'blocks_{layer}']
+        edited = {name: jnp.zeros_like(block[name]) for name in (('v', 'o') if _is_factored(cfg, role) else (role,))}
+        return _with_roles(params, cfg, role, layer, edited)
+    u, s, vt = spectrum(params, cfg, role, layer) if svd is None else svd
+    kept = slice(0, rank) if keep == 'top' else slice(full - rank, full)
+    edited = _with_product(cfg, role, u[..., kept] * s[..., None, kept], vt[..., kept, :])
+    return _with_roles(params, cfg, role, layer, edited)
+
+
+def select(params, cfg: ModelConfig, role: str, layer: int, kept_R: jax.Array, *, svd: Spectrum):
+    """New params in which one matrix keeps the singular directions where kept_R (`full_rank`,) is 1; it may be traced.
+
+    Values between 0 and 1 keep a part of a direction. svd: the `spectrum` of the matrix.
+    """
+    u, s, vt = (x[..., :full_rank(cfg, role, svd)] for x in (svd.u, svd.s, jnp.swapaxes(svd.vt, -1, -2)))
+    edited = _with_product(cfg, role, u * (s * kept_R)[..., None, :], jnp.swapaxes(vt, -1, -2))
+    return _with_roles(params, cfg, role, layer, edited)
+
+
+def full_rank(cfg: ModelConfig, role: str, svd: Spectrum) -> int:
+    """The largest rank that the matrix of a role can have; for 'ov' of factored heads the head width."""
+    return _full_rank(cfg, role, (svd.u.shape[-2], svd.vt.shape[-1]))
+
+
+def rank_of(rank_fraction: float, full: int) -> int:
+    """Number of directions that a fraction of the full rank keeps, rounded down."""
+    return int(rank_fraction * full + 1e-6)  # .29 * 100 is 28.999... in binary
+
+
+def require_fraction(rank_fraction) -> None:
+    require(isinstance(rank_fraction, (int, float)) and 0 <= rank_fraction <= 1,
+            f'rank_fraction={rank_fraction!r}; allowed: a number from 0 (removes the matrix) to 1 (keeps it)')
+
+
+def _full_rank(cfg: ModelConfig, role: str, shape) -> int:
+    return min(*shape[-2:], cfg.d_head) if _is_factored(cfg, role) else min(shape[-2:])
+
+
+def _is_factored(cfg: ModelConfig, role: str) -> bool:
+    return role == 'ov' and cfg.value_output == 'factored'
+
+
+def _with_roles(params, cfg: ModelConfig, role: str, layer: int, edited: dict):
+    """New params with the edited parameters of a block; biases keep their effect."""
+    block = params[f'blocks_{layer}']
+    if _is_factored(cfg, role) and cfg.bias:
         # The weights of a pattern sum to one, so the value bias adds a constant, which the new factors would change.
         edited['v_bias'] = jnp.zeros_like(block['v_bias'])
         edited['o_bias'] = block['o_bias'] + block['v_bias'] @ block['o']
@@ -88,8 +125,9 @@ def truncations(params, cfg: Config) -> dict[str, dict]:
     """The models of `eval.truncations` by name ('blocks.1.mlp_in@0.1'), at one decomposition a matrix."""
     spectra, edited = {}, {}
     for entry in cfg.eval.truncations:
-        layer, role, fraction = parse_truncation(entry)
+        layer, role, fraction, keep = parse_truncation(entry)
         if 0 < fraction < 1 and (layer, role) not in spectra:
             spectra[layer, role] = spectrum(params, cfg.model, role, layer)
-        edited[entry] = truncate(params, cfg.model, role, layer, fraction, svd=spectra.get((layer, role)))
+        svd = spectra.get((layer, role))
+        edited[entry] = truncate(params, cfg.model, role, layer, fraction, keep=keep, svd=svd)
     return edited

@@ -14,14 +14,17 @@ from lingrok.config import Config
 from lingrok.tasks.base import Batch, masked_mean
 
 
-def noise_margin(params, tokens: jax.Array, noise_id: int, *, cfg, layer: int) -> jax.Array:
-    """Noise logit minus the best other logit when feed-forward `layer` sees the embedding of a token alone.
+def noise_margin(params, tokens: jax.Array, noise_id: int, *, cfg, layers: tuple[int, ...]) -> jax.Array:
+    """Noise logit minus the best other logit when a feed-forward sees the embedding of a token alone.
 
     tokens: ids of any shape (triggers, as a rule); the margins have the same shape. Neither position, nor attention,
     nor the residual stream takes part: this is what the feed-forward has stored about the token, whatever the context.
+    layers: of several feed-forwards, each reads what the one before adds.
     """
     x_BLD = jnp.asarray(params['embed'])[tokens.reshape(1, -1)]
-    logits = model.unembed(params, model.feed_forward(params, x_BLD, cfg=cfg, layer=layer), cfg=cfg)[0]
+    for layer in layers:
+        x_BLD = model.feed_forward(params, x_BLD, cfg=cfg, layer=layer)
+    logits = model.unembed(params, x_BLD, cfg=cfg)[0]
     others = jnp.where(jnp.arange(logits.shape[-1]) == noise_id, -jnp.inf, logits)
     return (logits[:, noise_id] - jnp.max(others, -1)).reshape(tokens.shape)
 
@@ -57,15 +60,18 @@ def previous_token_attention(pattern_BHLM: jax.Array) -> jax.Array:
 
 
 def recall_probe(params, batches: Mapping, cfg: Config) -> dict[str, jax.Array]:
-    """Noise margin of every feed-forward, and what attention of the first and the last layer looks at."""
+    """Noise margin of every feed-forward and of all of them composed, and what attention of the first and the last layer looks at."""
     batch, noise_id, last = batches['noisy'], cfg.task.noise_id, cfg.model.num_layers - 1
     ids_V = jnp.arange(cfg.task.vocab_size)
     is_trigger_V = jnp.any(batch.groups['triggers_Bk'][..., None] == ids_V, (0, 1))
+    layers = [layer for layer, kind in enumerate(cfg.model.mlp_kind) if kind != 'none']
+    chains = {f'blocks.{layer}': (layer,) for layer in layers}
+    if len(layers) > 1:
+        chains['composed'] = tuple(layers)
     measured = {}
-    for layer, kind in enumerate(cfg.model.mlp_kind):
-        if kind != 'none':
-            margins_V = noise_margin(params, ids_V, noise_id, cfg=cfg.model, layer=layer)
-            measured[f'noise_margin/blocks.{layer}'] = masked_mean(margins_V, is_trigger_V)
+    for name, chain in chains.items():
+        margins_V = noise_margin(params, ids_V, noise_id, cfg=cfg.model, layers=chain)
+        measured[f'noise_margin/{name}'] = masked_mean(margins_V, is_trigger_V)
     patterns = (f'blocks.{layer}.attn.pattern' for layer in {0, last})
     _, acts = model.apply(params, batch.tokens_BL, cfg=cfg.model, capture=tuple(patterns))
     attention = trigger_attention(acts[f'blocks.{last}.attn.pattern'], batch, noise_id)

@@ -1,41 +1,19 @@
 """Which set of data a model has learnt to solve: phases over the number of tasks and the share of inputs, transience.
 
 Source: arXiv 2406.02550, Table 1. The four accuracies are those at the last shot on training and unseen tasks, on
-training and unused inputs. Numbers of whole runs in, numbers out; see `sweep.rows` for the table they come from.
+training and unused inputs. Numbers of whole runs in, numbers out.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
 
 import numpy as np
+
+from lingrok.analysis.settings import Point
 
 SETS = ('id_train', 'id_test', 'ood_train', 'ood_test')
 PHASES = ('nothing learnt', 'i.d. memorisation', 'i.d. generalisation', 'o.o.d. memorisation', 'o.o.d. generalisation')
 THRESHOLD = 0.75  # accuracy from which a set counts as solved; ratio matching gives .66 at p = 29 and 31 shots
 SELECT = ('select_test/accuracy_last', 'select_train/accuracy_last')  # on unseen tasks that are not reported
-
-
-class Point(NamedTuple):
-    """One replica of a sweep: its coordinates, and every quantity (T,) at the steps (T,) of its evaluations."""
-
-    coordinates: dict
-    steps: np.ndarray
-    values: dict[str, np.ndarray]
-
-
-def points(rows: Iterable[Mapping], quantities: Iterable[str]) -> list[Point]:
-    """The rows of a sweep (a dict a point and step) as one Point a replica, at the steps of its evaluations."""
-    quantities, found = tuple(quantities), {}
-    for row in rows:
-        if any(name in row for name in quantities):
-            found.setdefault((row['index'], row['replica']), []).append(row)
-    result = []
-    for lines in found.values():
-        first = lines[0]
-        own = {key: x for key, x in first.items() if key == 'seed' or ('.' in key and '/' not in key)}
-        values = {name: np.array([line.get(name, np.nan) for line in lines], float) for name in quantities}
-        result.append(Point(own, np.array([line['step'] for line in lines]), values))
-    return result
 
 
 def best(point: Point) -> int:

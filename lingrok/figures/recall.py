@@ -1,7 +1,9 @@
 """Figures of the recall task. Numbers in, Figure out."""
 
+import textwrap
 from collections.abc import Mapping
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from lingrok.config import Config
@@ -20,6 +22,7 @@ from lingrok.figures.style import (
     replicas_note,
     styled,
 )
+from lingrok.metrics import interval
 
 
 @styled
@@ -72,4 +75,66 @@ def training(series: Mapping, cfg: Config) -> Figure:
         axis.set_xlim(0, cfg.train.num_steps)
     count = series['noisy/loss'].values.shape[1]
     finish(figure, axes, xlabel='step', note=f'{cfg.name}: {replicas_note(count)}')
+    return figure
+
+
+# What `comparison` shows of a setting: title, axis label, and for each marker the quantities of which the first that
+# was measured is taken: without the last feed-forward, whatever its kind and layer.
+LAYERS = tuple(range(5, -1, -1))
+WITHOUT = tuple(f'blocks.{layer}.{role}@0.0' for layer in LAYERS for role in ('mlp_in', 'mlp_linear'))
+CUT = tuple(f'blocks.{layer}.ov@0.1' for layer in LAYERS)
+MODELS = {'whole': ('',), 'without the last feed-forward': tuple(f'/{x}' for x in WITHOUT),
+          'attention cut to a tenth': tuple(f'/{x}' for x in CUT)}
+PANELS = {
+    'P(noise), clean data': {name: [f'clean/p_noise{x}' for x in found] for name, found in MODELS.items()},
+    'P(target), clean data': {name: [f'clean/p_correct{x}' for x in found] for name, found in MODELS.items()},
+    'attention on targets': {'whole': [f'noisy/attention_target/blocks.{layer}' for layer in LAYERS]},
+    'noise margin (nats)': {'whole': [f'noise_margin/blocks.{layer}' for layer in LAYERS]},
+}
+QUANTITIES = tuple(name for panel in PANELS.values() for names in panel.values() for name in names)
+
+
+def compared(point) -> dict[tuple[str, str], float]:
+    """(panel, marker) -> value at the last step of a `settings.Point`, NaN for what was not measured."""
+    return {(title, marker): next((point.values[name][-1] for name in names if np.isfinite(point.values[name][-1])),
+                                  np.nan)
+            for title, panel in PANELS.items() for marker, names in panel.items()}
+
+
+@styled
+def comparison(table: Mapping[str, Mapping], name: str) -> Figure:
+    """Settings of a sweep side by side at the last step: who holds the noise, who recalls.
+
+    The whole model, without its last feed-forward, and with the value-output matrix of its last layer cut to a tenth of
+    the rank. Means over seeds with 95 % intervals, small dots are seeds. The noise margin is that of the last
+    feed-forward, seeing the trigger's embedding alone.
+
+    table: setting -> {(panel, marker): values (S,)}, see `compared`.
+    """
+    figure, axes = new_figure(1, len(PANELS), height=1.2 + 0.36 * len(table))
+    places = np.arange(len(table))[::-1]
+    markers = {'whole': ('o', BLUE, 0.0), 'without the last feed-forward': ('s', RED, 0.2),
+               'attention cut to a tenth': ('^', GREY, -0.2)}
+    for axis, (title, panel) in zip(axes[0], PANELS.items(), strict=True):
+        for marker in panel:
+            form, color, shift = markers[marker]
+            for place, row in zip(places, table.values(), strict=True):
+                values = np.asarray(row[title, marker], float)
+                mean, half = interval(values)
+                height = place + (shift if len(panel) > 1 else 0)
+                axis.plot(values, np.full(len(values), height), '.', color=color, markersize=2.5, alpha=0.5)
+                axis.errorbar(mean, height, xerr=None if np.isnan(half) else half, fmt=form, color=color, markersize=4,
+                              label=marker if place == places[0] else None)
+        axis.set_title(title, fontsize=7)
+        axis.set_ylim(-0.6, len(places) - 0.4)
+        axis.set_yticks(places, [''] * len(places))
+        axis.grid(axis='y', linewidth=0.3, alpha=0.6)
+        if 'nats' in title:
+            axis.axvline(0, color='black', linewidth=0.5)
+        else:
+            axis.set_xlim(-0.02, 1.02)
+    axes[0, 0].set_yticks(places, [textwrap.fill(label, 30) for label in table])
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncols=3)
+    figure.suptitle(f'{name}: {replicas_note(min(len(x) for row in table.values() for x in row.values()))}',
+                    fontsize=8)
     return figure

@@ -31,6 +31,7 @@ class Task(Protocol):
     NAME: ClassVar[str]
     VARIABLE: ClassVar[tuple[str, ...]]
     FILES: ClassVar[tuple[str, ...]]  # fields that may hold the path of a file
+    scored: slice  # positions of a sequence outside which no batch has weight
     splits: tuple[str, ...]
     headline: tuple[str, ...]  # names of the metrics that sum up a run
 

@@ -41,6 +41,7 @@ class Modular:
     SECTION: ClassVar[str] = 'task'
     VARIABLE: ClassVar[tuple[str, ...]] = ('num_tasks', 'alpha')
     FILES: ClassVar[tuple[str, ...]] = ()
+    scored: ClassVar[slice] = slice(1, None, 3)  # where z comes next
 
     p: int = key(29, 'the modulus, a prime', low=2, high=997)
     num_examples: int = key(32, 'examples S of a row; the last one is an (S - 1)-shot query', low=2)

@@ -23,6 +23,7 @@ from lingrok.config import check_fields, key, register_task, require, suggest
 from lingrok.tasks import bigrams
 from lingrok.tasks.base import Batch, label_log_probs, masked_mean
 
+START = 10  # positions of accuracy_start
 MAX_OCCURRENCE = 8  # accuracy is reported for occurrences 1 to this; the last bin holds all later ones
 
 
@@ -44,6 +45,7 @@ class Recall:
     SECTION: ClassVar[str] = 'task'
     VARIABLE: ClassVar[tuple[str, ...]] = ('noise_prob',)
     FILES: ClassVar[tuple[str, ...]] = ('table',)
+    scored: ClassVar[slice] = slice(None)
     splits: ClassVar[tuple[str, ...]] = ('noisy', 'clean')
     headline: ClassVar[tuple[str, ...]] = ('noisy/loss', 'clean/p_noise', 'clean/p_correct')
 
@@ -66,6 +68,9 @@ class Recall:
     noise_token: str = key('!', "a symbol of the table ('0', '1', ... in uniform and synthetic ones), or 'extra' for "
                            'an additional symbol that occurs nowhere else')
     noise_prob: float = key(0.5, 'probability that the noise token replaces a target', low=0.0, high=1.0)
+    noise_law: str = key('independent', 'the same probability everywhere, or one that depends on the token before the '
+                         'trigger: min(1, 2 noise_prob) behind an even id, max(0, 2 noise_prob - 1) behind an odd one, '
+                         'or with none before', choices=('independent', 'previous'))
     loss_on: str = key('repeated', 'positions of the loss: triggers from their second occurrence on, triggers whose '
                        'target has been shown, or all', choices=('repeated', 'visible', 'all'))
 
@@ -194,11 +199,12 @@ class Recall:
         prior_BkV = self.target_prior(state, triggers_Bk)
         outs_Bk = inverse_cdf(cumulative(prior_BkV), target_Bk)
         first_B = inverse_cdf(state.unigram_cdf_V, first_B[:, 0])
-        noise_BL = noise_BL < (state.noise_prob if split != 'clean' else 0.0)
+        scale = 0.0 if split == 'clean' else 1.0
 
         def step(carry, draws):
-            token_B, count_Bk, shown_Bk = carry
+            before_B, token_B, count_Bk, shown_Bk = carry
             uniform_B, noise_B = draws
+            noise_B = noise_B < scale * self.noise_probs(state, before_B)
             match_Bk = token_B[:, None] == triggers_Bk
             is_trigger_B = jnp.any(match_Bk, -1)
             answer_B = jnp.sum(match_Bk * outs_Bk, -1)
@@ -211,9 +217,10 @@ class Recall:
                 'is_noise_BL': is_trigger_B & noise_B,
                 'answer_BL': jnp.where(is_trigger_B, answer_B, -1),
             }
-            return (next_B, count_Bk, shown_Bk | (match_Bk & ~noise_B[:, None])), (token_B, next_B, position)
+            shown_Bk = shown_Bk | (match_Bk & ~noise_B[:, None])
+            return (token_B, next_B, count_Bk, shown_Bk), (token_B, next_B, position)
 
-        start = (first_B, jnp.zeros_like(triggers_Bk), jnp.zeros(triggers_Bk.shape, bool))
+        start = (jnp.full_like(first_B, -1), first_B, jnp.zeros_like(triggers_Bk), jnp.zeros(triggers_Bk.shape, bool))
         _, by_position = jax.lax.scan(step, start, (text_BL.T, noise_BL.T))
         tokens_BL, targets_BL, groups = jax.tree.map(jnp.transpose, by_position)
         groups['triggers_Bk'] = triggers_Bk
@@ -221,26 +228,49 @@ class Recall:
         mask_BL = {'repeated': repeated_BL, 'visible': groups['visible_BL'], 'all': jnp.ones_like(repeated_BL)}
         return Batch(tokens_BL, targets_BL, mask_BL[self.loss_on].astype(jnp.float32), groups)
 
+    def noise_probs(self, state: RecallState, before: jax.Array) -> jax.Array:
+        """Probability of noise behind a trigger, given the tokens before the triggers (-1: none); same shape."""
+        alpha = state.noise_prob
+        if self.noise_law == 'independent':
+            return jnp.broadcast_to(alpha, before.shape)
+        return jnp.where(before % 2 == 0, jnp.minimum(2 * alpha, 1), jnp.maximum(2 * alpha - 1, 0))
+
     def metrics(self, logits_BLV: jax.Array, batch: Batch) -> dict[str, jax.Array]:
         """Loss on the scored positions and off triggers; recall at repeated triggers.
 
         p_noise and p_correct are the mean probabilities of the noise token and of the trigger's target where the
-        trigger has occurred before; accuracy is the share of those positions whose label is the most likely token.
+        trigger has occurred before; accuracy is the share of those positions whose label is the most likely token,
+        accuracy_triggers that at all triggers, accuracy_start that at the first START positions, whatever they are.
+        joint_noise (2, 2): shares of the repeated triggers by prediction (row) and label (column), 1: the noise token.
+        With noise_law='previous': p_noise_even and p_noise_odd, by the id of the token before the trigger.
         """
         log_probs_BL = label_log_probs(logits_BLV, batch.targets_BL)
         occurrence_BL, answer_BL = batch.groups['occurrence_BL'], batch.groups['answer_BL']
         repeated_BL = occurrence_BL >= 2
         noise_BL = jnp.full_like(batch.targets_BL, self.noise_id)
-        hit_BL = jnp.argmax(logits_BLV, -1) == batch.targets_BL
+        predicted_BL = jnp.argmax(logits_BLV, -1)
+        hit_BL = predicted_BL == batch.targets_BL
         bins = jnp.arange(1, MAX_OCCURRENCE + 1)
         by_occurrence = jax.vmap(lambda o: masked_mean(hit_BL, jnp.minimum(occurrence_BL, MAX_OCCURRENCE) == o))(bins)
+        is_noise = [jnp.stack([x != self.noise_id, x == self.noise_id]) for x in (predicted_BL, batch.targets_BL)]
+        joint = jnp.einsum('pbl,cbl,bl->pc', *(x.astype(jnp.float32) for x in (*is_noise, repeated_BL)))
+        p_noise_BL = jnp.exp(label_log_probs(logits_BLV, noise_BL))
+        by_parity = {}
+        if self.noise_law == 'previous':
+            before_BL = jnp.pad(batch.tokens_BL, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
+            by_parity = {f'p_noise_{name}': masked_mean(p_noise_BL, repeated_BL & (before_BL % 2 == parity))
+                         for parity, name in enumerate(('even', 'odd'))}
         return {
             'loss': -masked_mean(log_probs_BL, batch.mask_BL),
             'loss_bigram': -masked_mean(log_probs_BL, occurrence_BL == 0),
             'accuracy': masked_mean(hit_BL, repeated_BL),
-            'p_noise': masked_mean(jnp.exp(label_log_probs(logits_BLV, noise_BL)), repeated_BL),
+            'accuracy_triggers': masked_mean(hit_BL, occurrence_BL >= 1),
+            'accuracy_start': jnp.mean(hit_BL[:, :START]),
+            'joint_noise': joint / jnp.maximum(jnp.sum(repeated_BL), 1),
+            'p_noise': masked_mean(p_noise_BL, repeated_BL),
             'p_correct': masked_mean(jnp.exp(label_log_probs(logits_BLV, jnp.maximum(answer_BL, 0))), repeated_BL),
             'accuracy_by_occurrence': by_occurrence,
+            **by_parity,
         }
 
     def baselines(self, state: RecallState, batch: Batch) -> dict[str, jax.Array]:
@@ -264,11 +294,14 @@ class Recall:
         target with odds prior(noise) : (1 - prior(noise)) noise_prob^n. One other token behind it gives the target.
         """
         tokens_BL, labels_BL, triggers_Bk = batch.tokens_BL, batch.targets_BL, batch.groups['triggers_Bk']
-        alpha = state.noise_prob
+        before_BL = jnp.pad(tokens_BL, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
+        alpha_BL = self.noise_probs(state, before_BL)
         match_BLk = tokens_BL[:, :, None] == triggers_Bk[:, None]
         label_is_noise_BL = labels_BL == self.noise_id
         noise_BLk, other_BLk = (match_BLk & x[:, :, None] for x in (label_is_noise_BL, ~label_is_noise_BL))
-        noises_BL = jnp.sum((jnp.cumsum(noise_BLk, 1) - noise_BLk) * match_BLk, -1)
+        # Log-probability of the noise tokens so far, if they are noise.
+        log_noise_BLk = jnp.where(noise_BLk, jnp.log(jnp.maximum(alpha_BL, 1e-30))[:, :, None], 0)
+        noises_BL = jnp.sum(jnp.where(match_BLk, jnp.cumsum(log_noise_BLk, 1) - log_noise_BLk, 0), -1)
         known_BL = jnp.any((jnp.cumsum(other_BLk, 1) - other_BLk > 0) & match_BLk, -1)
 
         prior_BkV = self.target_prior(state, triggers_Bk)
@@ -277,7 +310,7 @@ class Recall:
         prior_label_BLk = jnp.take_along_axis(prior_BkV, labels_BL[:, None], 2).transpose(0, 2, 1)
         prior_label_BL = jnp.sum(prior_label_BLk * match_BLk, -1)
 
-        rest_BL = (1 - prior_noise_BL) * alpha**noises_BL
+        rest_BL = (1 - prior_noise_BL) * jnp.exp(noises_BL)
         is_noise_BL = jnp.where(prior_noise_BL > 0, prior_noise_BL / jnp.maximum(prior_noise_BL + rest_BL, 1e-30), 0)
         share_BL = prior_label_BL / jnp.maximum(1 - prior_noise_BL, 1e-30)
         guess_BL = jnp.where(label_is_noise_BL, is_noise_BL, share_BL * (1 - is_noise_BL))
@@ -285,7 +318,8 @@ class Recall:
 
         is_trigger_BL = jnp.any(match_BLk, -1)
         text_BL = state.bigram_VV[tokens_BL, labels_BL]
-        mix = lambda p_BL: jnp.where(is_trigger_BL, alpha * label_is_noise_BL + (1 - alpha) * p_BL, text_BL)  # noqa: E731
+        mix = lambda p_BL: jnp.where(  # noqa: E731
+            is_trigger_BL, alpha_BL * label_is_noise_BL + (1 - alpha_BL) * p_BL, text_BL)
         return mix(target_BL), mix(prior_label_BL)
 
 
