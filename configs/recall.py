@@ -165,6 +165,7 @@ def get_config(variant: str = ''):
         config.vary.seed.all = (0, 1, 2, 3)
     if name in SWEEPS:
         config.eval.truncations = cuts()
+        config.train.eval_every = config.train.num_steps // 4
         config.train.save = 'final'
     if name in ('freezing', 'budget') and not paper:
         config.train.num_steps = 600

@@ -24,11 +24,16 @@ def test_smoke_variant_trains_to_the_end(name, tmp_path):
     assert figures.TRAINING[done.task.NAME](metrics, cfg).axes
 
 
-@pytest.mark.parametrize('variant', ['demo', 'phase', 'regression', 'ingredients', 'batches', 'mlp', 'd4', 'p37',
-                                     'random', 'd4_released'])
-def test_every_point_of_a_sweep_of_the_modular_config_can_train(variant):
+SWEPT = [('modular.py', variant) for variant in ('demo', 'phase', 'regression', 'ingredients', 'batches', 'mlp', 'd4',
+                                                 'p37', 'random', 'd4_released')]
+SWEPT += [('recall.py', variant) for variant in ('demo', *sweep.load_config_file(ROOT / 'configs' / 'recall.py').SWEEPS,
+                                                 'components_paper', 'robustness_paper', 'budget_paper')]
+
+
+@pytest.mark.parametrize('name, variant', SWEPT)
+def test_every_point_of_a_sweep_can_train(name, variant):
     """Every program has tasks that fill its batches, and parameters for what its optimiser names."""
-    file = sweep.load_config_file(ROOT / 'configs' / 'modular.py')
+    file = sweep.load_config_file(ROOT / 'configs' / name)
     _, points, groups = sweep.resolve(file.get_config(variant).to_dict(), file.get_sweep(variant))
     assert sum(len(group.rows) for group in groups) == len(points)
     for group in groups:

@@ -1,4 +1,4 @@
-"""Scripts of experiments/modular as a user starts them, on a run of the smoke config and on its sweep."""
+"""Scripts of experiments/<task> as a user starts them, on runs of the smoke config (a run is a sweep of one program)."""
 
 import csv
 import json
@@ -12,35 +12,48 @@ from lingrok import cli, config, load_run, run, sweep
 from lingrok.cli import Expected
 from lingrok.log import Series
 
-SCRIPTS = sorted(path.name for path in (ROOT / 'experiments' / 'modular').glob('*.py'))
-OF_A_FILE = ('import_official.py',)
+# Scripts that take something else than a run; their own tests run them.
+OTHERS = {'modular/import_official.py', 'recall/import_official.py', 'recall/budget.py', 'recall/three_steps.py',
+          *(f'recall/theory_{name}.py' for name in ('first_step', 'key_query', 'memory', 'trajectories'))}
+TASKS = ('modular', 'recall', 'text')
+SCRIPTS = sorted(f'{task}/{path.name}' for task in TASKS for path in (ROOT / 'experiments' / task).glob('*.py'))
+SCRIPTS = [name for name in SCRIPTS if name not in OTHERS]
+
+
+@pytest.fixture(scope='module', name='trained_of')
+def _trained_of(tmp_path_factory):
+    """Runs by task: of the modular task on all sets and in two settings, 10 steps each."""
+    found = {}
+    for task in TASKS:
+        cfg = get_config(f'{task}.py:smoke')
+        if task == 'modular':
+            cfg.task.alpha = 0.7
+            cfg.task.splits = ('id_train', 'id_test', 'ood_train', 'ood_test', 'ood_forced', 'select_test')
+        cfg.train.num_steps = 10
+        found[task] = run.execute(config.from_config_dict(cfg), tmp_path_factory.mktemp(task) / 'run')
+    return found
 
 
 @pytest.fixture(scope='module', name='trained')
-def _trained(tmp_path_factory):
-    """A run of the modular task on all sets: 2 settings, 10 steps."""
-    cfg = get_config('modular.py:smoke')
-    cfg.task.alpha = 0.7
-    cfg.task.splits = ('id_train', 'id_test', 'ood_train', 'ood_test', 'ood_forced', 'select_test')
-    cfg.train.num_steps = 10
-    return run.execute(config.from_config_dict(cfg), tmp_path_factory.mktemp('modular') / 'run')
+def _trained(trained_of):
+    return trained_of['modular']
 
 
 def path_of(name: str) -> str:
-    return str(ROOT / 'experiments' / 'modular' / name)
+    return str(ROOT / 'experiments' / name)
 
 
 @pytest.fixture(scope='module', name='results')
-def _results(trained, tmp_path_factory):
+def _results(trained_of, tmp_path_factory):
     """Every script once, and one for several steps: name -> (exit code, stdout, stderr), folder."""
-    names = [name for name in SCRIPTS if name not in OF_A_FILE]
-    folders = [tmp_path_factory.mktemp(name) for name in (*names, 'steps')]
-    cases = [[path_of(name), trained.path, f'--out={folder}'] for name, folder in zip(names, folders, strict=False)]
-    cases.append([path_of('attention.py'), trained.path, f'--out={folders[-1]}', '--steps=0,10'])
-    return dict(zip((*names, 'steps'), zip(run_scripts(cases), folders, strict=True), strict=True))
+    folders = [tmp_path_factory.mktemp('results') for _ in (*SCRIPTS, 'steps')]
+    cases = [[path_of(name), trained_of[name.partition('/')[0]].path, f'--out={folder}']
+             for name, folder in zip(SCRIPTS, folders, strict=False)]
+    cases.append([path_of('modular/attention.py'), trained_of['modular'].path, f'--out={folders[-1]}', '--steps=0,10'])
+    return dict(zip((*SCRIPTS, 'steps'), zip(run_scripts(cases), folders, strict=True), strict=True))
 
 
-@pytest.mark.parametrize('script', [name for name in SCRIPTS if name not in OF_A_FILE])
+@pytest.mark.parametrize('script', SCRIPTS)
 def test_every_script_writes_its_figure_and_the_numbers_behind_it(script, results):
     (code, out, err), folder = results[script]
     assert code == 0, err
@@ -74,13 +87,14 @@ def test_bad_input_is_one_line(trained, tmp_path):
         (trained.path, '--stepz=7'): 'stepz',
         (trained.path, trained.path): '2 directories given',
     }
-    for message, (code, _, err) in zip(cases.values(), run_script(list(cases), path_of('shots.py')), strict=True):
+    done = run_script(list(cases), path_of('modular/shots.py'))
+    for message, (code, _, err) in zip(cases.values(), done, strict=True):
         assert code == 2 and message in err, err
         assert err.count('\n') == 1 and err.startswith('error: ')
 
 
 def test_help_shows_the_command_and_the_flags():
-    ((code, out, _),) = run_script([('--help',)], path_of('shots.py'))
+    ((code, out, _),) = run_script([('--help',)], path_of('modular/shots.py'))
     assert code == 0 and 'experiments/modular/shots.py runs/' in out and '--steps' in out
 
 

@@ -5,10 +5,11 @@ import csv
 import matplotlib
 import numpy as np
 import pytest
-from conftest import get_config
+from conftest import ROOT, get_config
 
-from lingrok import cli, figures
-from lingrok.config import from_config_dict
+from lingrok import cli, figures, model, sweep
+from lingrok.analysis import settings
+from lingrok.config import ModelConfig, from_config_dict
 from lingrok.log import Series
 from lingrok.metrics import interval
 
@@ -100,3 +101,63 @@ def test_written_figure_has_its_numbers_beside_it(smoke, tmp_path):
         rows = [row for row in csv.DictReader(file) if row['quantity'] == 'noisy/loss']
     found = np.array([float(row['value']) for row in rows]).reshape(3, 2)
     np.testing.assert_allclose(found, series['noisy/loss'].values, rtol=1e-5)
+
+
+def sweep_points(shapes, quantities):
+    """Three seeds of every shape, with random numbers."""
+    rng = np.random.default_rng(0)
+    return [settings.Point({**shape, 'seed': seed}, np.array([10]), {name: rng.uniform(size=1) for name in quantities})
+            for shape in shapes for seed in range(3)]
+
+
+def test_recall_comparison_takes_the_last_feed_forward_there_is():
+    quantities = figures.recall.QUANTITIES
+    point, _, _ = sweep_points([{}], quantities)
+    values = {name: np.array([np.nan]) for name in quantities}
+    values |= {'clean/p_noise': np.array([0.5]), 'clean/p_noise/blocks.0.mlp_in@0.0': np.array([0.1]),
+               'noise_margin/blocks.0': np.array([1.0]), 'noise_margin/blocks.1': np.array([2.0])}
+    found = figures.recall.compared(point._replace(values=values))
+    assert found['P(noise), clean data', 'whole'] == 0.5
+    assert found['P(noise), clean data', 'without the last feed-forward'] == 0.1
+    assert found['noise margin (nats)', 'whole'] == 2
+    assert np.isnan(found['P(target), clean data', 'whole'])
+    table = {label: {key: np.array([value] * 3) for key, value in found.items()} for label in ('one', 'two, three')}
+    figure = figures.recall.comparison(table, 'a sweep')
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ['one', 'two, three']
+
+
+def test_budget_counts_the_parameters_of_a_layer():
+    shapes = [{'model.d_model': 64, 'model.d_mlp': 256, 'model.d_head': 64, 'model.query': 'identity'},
+              {'model.d_model': 64, 'model.d_mlp': 16, 'model.d_head': 8, 'model.query': 'full'}]
+    shares = [figures.recall.feed_forward_share(shape) for shape in shapes]
+    np.testing.assert_allclose(shares, [8 / 11, 2 * 64 * 16 / (2 * 64 * 16 + 4 * 64 * 8)])
+    for shape, share in zip(shapes, shares, strict=True):  # the same by the model itself
+        cfg = ModelConfig(num_layers=1, vocab_size=3, max_len=2, **{key[6:]: x for key, x in shape.items()})
+        sizes = {name: np.prod(spec.shape) for name, spec in model.block_specs(cfg, 0).items()}
+        assert share == pytest.approx((sizes['mlp_in'] + sizes['mlp_out']) / sum(sizes.values()))
+    figure = figures.recall.budget(sweep_points(shapes, figures.recall.BUDGET_NAMES), 'a sweep')
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ['width free', 'width fixed']
+    assert 'mean of 3 seeds' in figure.get_suptitle()
+
+
+def test_budget_of_the_config_keeps_the_total():
+    file = sweep.load_config_file(ROOT / 'configs' / 'recall.py')
+    _, _, groups = sweep.resolve(file.get_config('budget').to_dict(), file.get_sweep('budget'))
+    totals = {'identity': [], 'full': []}
+    for group in groups:
+        cfg = group.config.model
+        totals[cfg.query].append(sum(np.prod(spec.shape) for spec in model.block_specs(cfg, 0).values()))
+    for found in totals.values():
+        assert len(found) >= 4 and max(found) < 1.02 * min(found)
+
+
+@pytest.mark.parametrize('settings_, expected', [
+    ([{'a.x': 1, 'a.y': 'u'}, {'a.x': 1, 'a.y': 'v'}, {'a.x': 2, 'a.y': 'u'}, {'a.x': 2, 'a.y': 'v'}],
+     ['x 1, y u', 'x 1, y v', 'x 2, y u', 'x 2, y v']),
+    ([{'a.x': 1, 'a.f': ['p']}, {'a.x': 2, 'a.f': ['p']}, {'a.x': 1, 'a.f': ['p', 'q']}, {'a.x': 1, 'a.f': []}],
+     ['as configured', 'x 2', 'f +q', 'f -p']),
+    ([{'a.x': 1, 'eval.z': 1}, {'a.x': 1, 'eval.z': 2}], ['all', 'all']),
+])
+def test_settings_are_called_by_what_differs(settings_, expected):
+    points = [settings.Point({**setting, 'seed': 1}, None, {}) for setting in settings_]
+    assert settings.labels(points) == expected

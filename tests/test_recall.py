@@ -505,6 +505,7 @@ def test_metrics_by_hand():
     found = metrics(jnp.log(p) + 3, batch)
     assert found['loss'] == pytest.approx(-(math.log(0.7) + math.log(0.3)) / 2, rel=1e-5)
     assert found['loss_bigram'] == pytest.approx(-math.log(0.6), rel=1e-5)
+    assert found['loss_recall'] == found['loss']  # the scored positions are the repeated triggers
     assert found['accuracy'] == 0.5
     assert found['accuracy_triggers'] == pytest.approx(2 / 3) and found['accuracy_start'] == 0.75
     np.testing.assert_array_equal(found['joint_noise'], [[0.5, 0.5], [0, 0]])  # both predictions are the target

@@ -1,6 +1,7 @@
 """Figures of the recall task. Numbers in, Figure out."""
 
 import textwrap
+from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
@@ -137,4 +138,50 @@ def comparison(table: Mapping[str, Mapping], name: str) -> Figure:
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncols=3)
     figure.suptitle(f'{name}: {replicas_note(min(len(x) for row in table.values() for x in row.values()))}',
                     fontsize=8)
+    return figure
+
+
+BUDGET = {
+    'noisy/loss_bigram': ('loss off triggers, above Bayes (nats)', 'noisy/loss_bigram/bayes'),
+    'noisy/loss_recall': ('loss at repeated triggers, above Bayes (nats)', 'noisy/loss_recall/bayes'),
+    'clean/p_correct': ('P(target), clean data', None),
+    'noisy/attention_target/blocks.1': ('attention on targets', None),
+}
+BUDGET_NAMES = tuple(name for quantity, (_, floor) in BUDGET.items() for name in (quantity, floor) if name)
+
+
+def feed_forward_share(coordinates: Mapping) -> float:
+    """Share of the trainable parameters of a layer that its two-matrix feed-forward has."""
+    width, hidden = coordinates['model.d_model'], coordinates['model.d_mlp']
+    attention = 4 * width * coordinates['model.d_head'] if coordinates['model.query'] == 'full' else 3 * width**2
+    return 2 * width * hidden / (2 * width * hidden + attention)
+
+
+@styled
+def budget(points, name: str) -> Figure:
+    """Parameters shifted between feed-forward and attention at a fixed total, at the last step.
+
+    Full: the width follows from the budget, so that it falls as the feed-forward grows. Dashed: the width is fixed, and
+    the head width gives what the feed-forward takes. Means over seeds with 95 % intervals.
+    """
+    figure, axes = new_figure(1, len(BUDGET), height=2.5)
+    series = {'identity': ('width free', '-', BLUE), 'full': ('width fixed', '--', ORANGE)}
+    for axis, (quantity, (label, floor_name)) in zip(axes[0], BUDGET.items(), strict=True):
+        for query, (text, linestyle, color) in series.items():
+            own = [point for point in points if point.coordinates['model.query'] == query]
+            shares = sorted({feed_forward_share(point.coordinates) for point in own})
+            values = [[point.values[quantity][-1] - (point.values[floor_name][-1] if floor_name else 0) for point in own
+                       if feed_forward_share(point.coordinates) == share] for share in shares]
+            if own:
+                mean, half = np.array([interval(np.array(x)) for x in values]).T
+                axis.errorbar(shares, mean, np.nan_to_num(half), fmt='o', linestyle=linestyle, color=color,
+                              markersize=3.5, capsize=2, label=text)
+        axis.set_title(textwrap.fill(label, 24), fontsize=7)
+        axis.set_xlabel('share of feed-forward')
+        axis.set_xlim(0, 1)
+        axis.set_ylim(bottom=0)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncols=2)
+    counts = Counter(tuple(sorted((key, str(value)) for key, value in point.coordinates.items() if key != 'seed'))
+                     for point in points)
+    figure.suptitle(f'{name}: {replicas_note(min(counts.values()))}', fontsize=8)
     return figure

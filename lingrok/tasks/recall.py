@@ -236,7 +236,7 @@ class Recall:
         return jnp.where(before % 2 == 0, jnp.minimum(2 * alpha, 1), jnp.maximum(2 * alpha - 1, 0))
 
     def metrics(self, logits_BLV: jax.Array, batch: Batch) -> dict[str, jax.Array]:
-        """Loss on the scored positions and off triggers; recall at repeated triggers.
+        """Loss on the scored positions, off triggers, and at repeated triggers; recall there.
 
         p_noise and p_correct are the mean probabilities of the noise token and of the trigger's target where the
         trigger has occurred before; accuracy is the share of those positions whose label is the most likely token,
@@ -263,6 +263,7 @@ class Recall:
         return {
             'loss': -masked_mean(log_probs_BL, batch.mask_BL),
             'loss_bigram': -masked_mean(log_probs_BL, occurrence_BL == 0),
+            'loss_recall': -masked_mean(log_probs_BL, repeated_BL),
             'accuracy': masked_mean(hit_BL, repeated_BL),
             'accuracy_triggers': masked_mean(hit_BL, occurrence_BL >= 1),
             'accuracy_start': jnp.mean(hit_BL[:, :START]),
@@ -285,6 +286,7 @@ class Recall:
             'loss/bayes': -masked_mean(jnp.log(bayes_BL), batch.mask_BL),
             'loss/distribution_only': -masked_mean(jnp.log(distribution_BL), batch.mask_BL),
             'loss_bigram/bayes': -masked_mean(jnp.log(bayes_BL), batch.groups['occurrence_BL'] == 0),
+            'loss_recall/bayes': -masked_mean(jnp.log(bayes_BL), batch.groups['occurrence_BL'] >= 2),
         }
 
     def reference_probs(self, state: RecallState, batch: Batch) -> tuple[jax.Array, jax.Array]:

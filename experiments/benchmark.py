@@ -1,0 +1,403 @@
+"""How fast lingrok is on this machine, as shares of what the machine can do: one table, measured in one process.
+
+    python experiments/benchmark.py                      all sizes of this machine's kind, minutes
+    python experiments/benchmark.py --only=recall_demo   one size
+    python experiments/benchmark.py --gpu                the sizes of a GPU, in bfloat16, with 1, 8 and 64 replicas
+
+Where PyTorch is installed, the same step is also timed as one would write it there. Writes benchmark.json, the scaling
+with batch, replicas and length as a figure, and prints the table. Keep the machine idle: the ratios hold for one run.
+
+A step counts 6 floating-point operations a parameter and token, and attention in full, as if nothing were skipped, so
+that work that is left out shows as more than is done. The peak is that of a large float32 matrix product in the same
+process, on all cores, or of a bfloat16 one on a GPU.
+"""
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from absl import flags
+
+from lingrok import cli
+
+_ONLY = flags.DEFINE_list('only', [], 'sizes to measure; by default all')
+_PARTS = flags.DEFINE_list('parts', ['steps', 'compile', 'torch', 'replicas', 'scaling', 'run'], 'what is measured')
+_GPU = flags.DEFINE_bool('gpu', False, 'the sizes of a GPU, in bfloat16')
+_OUT = flags.DEFINE_string('out', 'runs/benchmark', 'folder of the results')
+_SECONDS = flags.DEFINE_float('seconds', 3.0, 'length of one timing', lower_bound=0.01)
+
+ROOT = Path(__file__).parent.parent
+# Size -> config file and variant, batch on a CPU and on a GPU, replicas on a CPU.
+SIZES = {
+    'modular_paper': ('modular.py', 'd2', 32, 1024, 1),
+    'modular_demo': ('modular.py', 'demo', 72, 1024, 6),
+    'recall_paper': ('recall.py', '', 32, 512, 1),
+    'recall_demo': ('recall.py', 'demo', 128, 512, 4),
+}
+GPU_REPLICAS = (1, 8, 64)
+REPEATS = 3
+
+
+def main() -> None:
+    import jax
+
+    from lingrok.config import require, suggest
+    from lingrok.figures import benchmark as figures
+
+    for name in _ONLY.value:
+        require(name in SIZES, f'--only={name}; {suggest(name, SIZES)}')
+    require(not _GPU.value or jax.default_backend() != 'cpu', '--gpu, but jax finds no accelerator here; try without')
+    chosen, parts = _ONLY.value or list(SIZES), _PARTS.value
+    found = {'machine': machine(), 'peak': peak(), 'sizes': {}}
+    say(f'{found["machine"]}; peak {found["peak"] / 1e9:.0f} GF/s')
+    for name in chosen:
+        for replicas in GPU_REPLICAS if _GPU.value else (SIZES[name][4],):
+            label = f'{name} x {replicas}' if _GPU.value else name
+            found['sizes'][label] = row = measure(name, replicas, found['peak'], parts)
+            say(f'{label}: ' + ', '.join(f'{key} {value:.4g}' for key, value in row.items()))
+    directory = Path(_OUT.value)
+    directory.mkdir(parents=True, exist_ok=True)
+    if 'run' in parts and not _GPU.value:
+        found['run'] = whole_run(found['sizes'].get('recall_demo'))
+        say('demo: ' + ', '.join(f'{key} {value:.4g}' for key, value in found['run'].items()))
+    if 'scaling' in parts:
+        found['scaling'] = scaling(found['sizes'])
+        cli.save_figure(figures.scaling(found['scaling'], found['machine']), directory, 'scaling')
+    (directory / 'benchmark.json').write_text(json.dumps(found, indent=1) + '\n')
+    print(table(found))
+    print(f'numbers: {directory}/benchmark.json')
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def machine() -> str:
+    import jax
+
+    cpu = re.search(r'model name\s*: (.*)', Path('/proc/cpuinfo').read_text() if Path('/proc/cpuinfo').exists() else '')
+    device = jax.devices()[0].device_kind if jax.default_backend() != 'cpu' else ''
+    cores = len(os.sched_getaffinity(0))
+    return f'{device or (cpu.group(1) if cpu else "CPU")}, {cores} cores, jax {jax.__version__}'
+
+
+def seconds(call) -> float:
+    """Shortest of some timings of `call`, which is repeated within each until it has taken long enough."""
+    import jax
+
+    jax.block_until_ready(call())
+    began = time.perf_counter()
+    jax.block_until_ready(call())
+    best = time.perf_counter() - began
+    count = max(1, round(_SECONDS.value / REPEATS / best))
+    for _ in range(REPEATS if best < _SECONDS.value else 0):
+        began = time.perf_counter()
+        for _ in range(count):
+            out = call()
+        jax.block_until_ready(out)
+        best = min(best, (time.perf_counter() - began) / count)
+    return best
+
+
+def peak() -> float:
+    """Floating-point operations a second of large matrix products, on one device at a time and on all at once."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    size, dtype = (8192, jnp.bfloat16) if _GPU.value else (2048, jnp.float32)
+    product = jax.jit(lambda a, b: a @ b)
+    a = jnp.ones((size, size), dtype)
+    rates = [2 * size**3 / seconds(lambda: product(a, a))]
+    count = len(jax.devices())
+    if count > 1:
+        mesh = jax.make_mesh((count,), ('device',))
+        x = jax.device_put(jnp.ones((count, size, size), dtype), NamedSharding(mesh, P('device')))
+        each = jax.jit(jax.shard_map(lambda x: x @ x, mesh=mesh, in_specs=P('device'), out_specs=P('device')))
+        rates.append(2 * count * size**3 / seconds(lambda: each(x)))
+    return max(rates)
+
+
+def config(name: str, replicas: int, **changes):
+    """The config of a size; changes: 'task__length' stands for config.task.length."""
+    from lingrok import config as lingrok_config
+    from lingrok import sweep
+
+    file, variant, cpu_batch, gpu_batch, _ = SIZES[name]
+    dictionary = sweep.load_config_file(ROOT / 'configs' / file).get_config(variant)
+    dictionary.train.batch_size = gpu_batch if _GPU.value else cpu_batch
+    if _GPU.value:
+        dictionary.model.dtype = 'bfloat16'
+    for key in dictionary.vary.optim:
+        dictionary.vary.optim[key] = ()
+    for key in dictionary.vary.task:
+        dictionary.vary.task[key] = ()
+    dictionary.vary.seed.all = tuple(range(replicas))
+    if name == 'modular_paper' and not _GPU.value:
+        dictionary.task.batching = 'iid'  # a small batch does not hold every task
+    for key, value in changes.items():
+        section, _, field = key.partition('__')
+        dictionary[section][field] = value
+    return lingrok_config.from_config_dict(dictionary)
+
+
+def operations(cfg) -> float:
+    """Floating-point operations of one step on one sequence."""
+    from lingrok import model
+
+    m, length = cfg.model, cfg.task.seq_len
+    lookups = m.vocab_size * m.d_model * (not m.tied) + (m.max_len * m.d_model if m.position == 'learned' else 0)
+    attention = 12 * m.num_layers * m.num_heads * m.d_head * length
+    return length * (6 * (model.num_parameters(m) - lookups) + attention)
+
+
+class Step:
+    """The compiled training of a config."""
+
+    CAPACITY = 64  # steps of a call, at most
+
+    def __init__(self, cfg, *, evaluation: bool = True):
+        import numpy as np
+
+        from lingrok import analysis, train
+
+        self.cfg = cfg
+        self.programs = p = train.Programs(cfg, capacity=self.CAPACITY, **analysis.evaluation(cfg.task.NAME))
+        self.task_state, self.state = p.init_task(p.settings), p.init(p.settings)
+        began = time.perf_counter()
+        if evaluation:
+            p.compile(self.state, self.task_state)
+        else:
+            p.train_chunk = p.train_chunk.lower(self.state, self.task_state, p.settings, np.int32(1)).compile()
+        self.compile_seconds = time.perf_counter() - began
+
+    def run(self, steps: int) -> float:
+        """Seconds of a call of so many steps."""
+        import jax
+        import numpy as np
+
+        p, began = self.programs, time.perf_counter()
+        self.state, losses = p.train_chunk(self.state, self.task_state, p.settings, np.int32(steps))
+        jax.block_until_ready(losses)
+        return time.perf_counter() - began
+
+    def seconds(self) -> float:
+        """Seconds a step, the shortest of some timings."""
+        self.run(1)
+        steps = min(max(1, round(_SECONDS.value / self.run(1))), self.CAPACITY)
+        return min(self.run(steps) for _ in range(REPEATS)) / steps
+
+
+def measure(name: str, replicas: int, peak_rate: float, parts) -> dict[str, float]:
+    """Everything about one size: seconds, rates, shares."""
+    import jax
+
+
+    cfg = config(name, replicas)
+    row = compile_times(cfg) if 'compile' in parts else {}
+    step = Step(cfg)
+    batch, work = cfg.train.batch_size, operations(cfg)
+    row['step_s'] = step.seconds()
+    row['sequences_per_s'] = replicas * batch / row['step_s']
+    row['percent_of_peak'] = 100 * row['sequences_per_s'] * work / peak_rate
+    p = step.programs
+    # Of one replica on one device, as in the step, where devices work side by side.
+    sample = jax.jit(lambda state, key: cfg.task.sample(state, key, split='train', batch_size=batch))
+    state = jax.tree.map(lambda x: x[0], p.fetch(step.task_state))
+    rounds = -(-replicas // p.mesh.size) if p.layout == 'map' else 1
+    row['sampling_s'] = seconds(lambda: sample(state, jax.random.key(0)))
+    row['sampling_percent'] = 100 * row['sampling_s'] * rounds / row['step_s']
+    row['evaluation_s'] = seconds(lambda: p.evaluate(step.state.params, step.task_state, p.settings))
+    row['checkpoint_s'] = checkpoint_seconds(p.fetch(step.state))
+    if 'replicas' in parts and not _GPU.value:
+        four, one = (Step(config(name, count), evaluation=False).seconds() for count in (4, 1))
+        row['four_replicas_gain'] = 4 * one / four
+    if 'torch' in parts and not _GPU.value:
+        plain = torch_seconds(cfg)
+        if plain:
+            row['torch_sequences_per_s'] = batch / plain
+            row['torch_gain'] = row['sequences_per_s'] * plain / batch
+    return row
+
+
+def compile_times(cfg) -> dict[str, float]:
+    """Seconds to compile training and evaluation together: with an empty cache on disk, and from it."""
+    import jax
+
+    found = {}
+    old = jax.config.jax_compilation_cache_dir
+    with tempfile.TemporaryDirectory() as cache:
+        for name in ('compile_cold_s', 'compile_cached_s'):
+            jax.clear_caches()
+            jax.config.update('jax_compilation_cache_dir', cache)
+            _forget_cache()
+            found[name] = Step(cfg).compile_seconds
+    jax.config.update('jax_compilation_cache_dir', old)
+    _forget_cache()
+    return found
+
+
+def _forget_cache() -> None:
+    """Makes jax open the cache directory it is now configured to use."""
+    from jax.experimental.compilation_cache import compilation_cache
+
+    compilation_cache.reset_cache()
+
+
+def checkpoint_seconds(state) -> float:
+    from lingrok.checkpoint import Checkpoints
+
+    with tempfile.TemporaryDirectory() as directory:
+        checkpoints = Checkpoints(Path(directory) / 'checkpoints')
+        times = []
+        for step in range(REPEATS):
+            began = time.perf_counter()
+            checkpoints.save(step, state.params, state._replace(params=()), {'run_id': '', 'nan_step': []})
+            times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def whole_run(size) -> dict[str, float]:
+    """The recall demo as a user starts it, with an empty cache: seconds to the first metrics, to the figure, memory."""
+    with tempfile.TemporaryDirectory() as directory:
+        command = [sys.executable, str(ROOT / 'experiments' / 'train.py'), '--config',
+                   f'{ROOT}/configs/recall.py:demo', f'--workdir={directory}/run']
+        env = {**os.environ, 'JAX_COMPILATION_CACHE_DIR': f'{directory}/cache'}
+        began, first = time.perf_counter(), None
+        process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if first is None and 'step      0' in line:
+                first = time.perf_counter() - began
+        if process.wait():
+            raise RuntimeError(f'the demo failed: {"".join(lines[-5:])}')
+        wall = time.perf_counter() - began
+        peak_memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    return {'first_metrics_s': first, 'to_figure_s': wall, 'peak_memory_gb': peak_memory / 1e9} | overhead(wall, first)
+
+
+def overhead(wall: float, first: float) -> dict[str, float]:
+    """Share of the demo after its first metrics that is not training steps."""
+    from lingrok import config as lingrok_config
+    from lingrok import sweep
+
+    cfg = lingrok_config.from_config_dict(sweep.load_config_file(ROOT / 'configs' / 'recall.py').get_config('demo'))
+    training = Step(cfg, evaluation=False).seconds() * cfg.train.num_steps
+    return {'overhead_percent': 100 * (1 - training / (wall - first))}
+
+
+def scaling(sizes) -> dict[str, dict[str, list]]:
+    """Seconds a step of the recall demo against batch, replicas and length."""
+    axes = {'batch': [32, 64, 128, 256, 512], 'replicas': [1, 2, 4, 8, 16], 'length': [32, 64, 128, 256, 512]}
+    found = {}
+    for axis, values in axes.items():
+        times = []
+        for value in values:
+            changes = {'batch': {'train__batch_size': value}, 'length': {'task__length': value}}.get(axis, {})
+            replicas = value if axis == 'replicas' else 1
+            times.append(Step(config('recall_demo', replicas, **changes), evaluation=False).seconds())
+        found[axis] = {'values': values, 'step_s': times}
+    return found
+
+
+def torch_seconds(cfg) -> float | None:
+    """Seconds of a step of one replica, written plainly in PyTorch; None where it is not installed."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    torch.manual_seed(0)
+    net = _torch_model(torch, cfg)
+    optimizer = torch.optim.SGD([w for w in net.parameters() if w.requires_grad], lr=0.01, momentum=0.9)
+    tokens = torch.randint(0, cfg.model.vocab_size, (cfg.train.batch_size, cfg.task.seq_len))
+    scored = torch.zeros(tokens.shape, dtype=torch.bool)
+    # About as many scored positions as the task has.
+    scored[:, cfg.task.scored if cfg.task.scored != slice(None) else slice(None, None, 7)] = True
+
+    def step():
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(net(tokens)[scored], tokens[scored])
+        loss.backward()
+        optimizer.step()
+        return ()
+
+    return seconds(step)
+
+
+def _torch_model(torch, cfg):
+    """The same layers in eager PyTorch: embedding, blocks of attention and a two-matrix feed-forward, unembedding."""
+    m, nn = cfg.model, torch.nn
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            width = m.num_heads * m.d_head
+            self.norm1, self.norm2 = (nn.LayerNorm(m.d_model) if m.norm != 'none' else nn.Identity() for _ in range(2))
+            self.q = nn.Linear(m.d_model, width, bias=False) if m.query == 'full' else nn.Identity()
+            self.k, self.v = (nn.Linear(m.d_model, width, bias=False) for _ in range(2))
+            self.o = nn.Linear(width, m.d_model, bias=False)
+            self.mlp = nn.Sequential(nn.Linear(m.d_model, m.d_mlp, bias=False), nn.ReLU(),
+                                     nn.Linear(m.d_mlp, m.d_model, bias=False))
+
+        def forward(self, h):
+            x = self.norm1(h)
+            q, k, v = (f(x).unflatten(-1, (m.num_heads, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+            z = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            h = h + self.o(z.transpose(1, 2).flatten(-2))
+            return h + self.mlp(self.norm2(h))
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(m.vocab_size, m.d_model)
+            self.pos = nn.Embedding(m.max_len, m.d_model)
+            self.blocks = nn.Sequential(*(Block() for _ in range(m.num_layers)))
+            self.unembed = nn.Linear(m.d_model, m.vocab_size, bias=False)
+            for name, module in (('embed', self.embed), ('pos', self.pos), ('unembed', self.unembed)):
+                module.requires_grad_(name not in cfg.optim.frozen)
+
+        def forward(self, tokens):
+            return self.unembed(self.blocks(self.embed(tokens) + self.pos.weight[: tokens.shape[1]]))
+
+    return Net()
+
+
+COLUMNS = {
+    'sequences_per_s': ('sequences / s', '{:,.0f}'),
+    'percent_of_peak': ('% of peak', '{:.0f}'),
+    'torch_gain': ('x PyTorch', '{:.1f}'),
+    'sampling_percent': ('sampling, % of step', '{:.1f}'),
+    'four_replicas_gain': ('4 replicas / 4 runs', '{:.2f}'),
+    'compile_cold_s': ('compile, s', '{:.1f}'),
+    'compile_cached_s': ('from disk, s', '{:.1f}'),
+    'evaluation_s': ('evaluation, s', '{:.2f}'),
+    'checkpoint_s': ('checkpoint, s', '{:.3f}'),
+}
+
+
+def table(found) -> str:
+    """The Markdown table of the README."""
+    lines = [f'{found["machine"]}: {found["peak"] / 1e9:,.0f} GF/s', '']
+    lines += ['| size | ' + ' | '.join(title for title, _ in COLUMNS.values()) + ' |',
+              '|---' * (1 + len(COLUMNS)) + '|']
+    for name, row in found['sizes'].items():
+        cells = [form.format(row[key]) if key in row else '' for key, (_, form) in COLUMNS.items()]
+        lines.append(f'| {name} | ' + ' | '.join(cells) + ' |')
+    if 'run' in found:
+        run = found['run']
+        lines += ['', f'recall demo, nothing cached: first metrics after {run["first_metrics_s"]:.0f} s, figure after '
+                  f'{run["to_figure_s"]:.0f} s, {run["peak_memory_gb"]:.2f} GB, {run["overhead_percent"]:.0f} % of the '
+                  'time after the first metrics is not training']
+    return '\n'.join(lines)
+
+
+if __name__ == '__main__':
+    cli.main(main)

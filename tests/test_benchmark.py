@@ -1,0 +1,69 @@
+"""The benchmark: what it counts, and that it runs to its table. No time is promised, so none is tested."""
+
+import importlib.util
+import json
+
+import numpy as np
+import pytest
+from absl import flags
+from conftest import ROOT, get_config
+from test_cli import run_script
+
+from lingrok import config, model
+from lingrok.figures import benchmark as figures
+
+SCRIPT = ROOT / 'experiments' / 'benchmark.py'
+
+
+@pytest.fixture(name='benchmark', scope='module')
+def _benchmark():
+    spec = importlib.util.spec_from_file_location('benchmark', SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    flags.FLAGS.mark_as_parsed()
+    return module
+
+
+def test_operations_by_hand(benchmark):
+    cfg = config.from_config_dict(get_config('recall.py:demo'))
+    # Two layers of k, v, o (64 x 64) and two matrices of 64 x 256; the unembedding; attention reads 64 positions.
+    matrices = 2 * (3 * 64 * 64 + 2 * 64 * 256) + 64 * cfg.model.vocab_size
+    assert benchmark.operations(cfg) == 64 * (6 * matrices + 2 * 12 * 64 * 64)
+    cfg = config.from_config_dict(get_config('modular.py:d2'))
+    # A tied embedding is a matrix, too; biases and norms count as parameters.
+    assert cfg.model.tied and cfg.task.seq_len == 95
+    assert benchmark.operations(cfg) == 95 * (6 * model.num_parameters(cfg.model) + 2 * 12 * 512 * 95)
+
+
+def test_every_size_is_a_config_that_can_train(benchmark):
+    for name in benchmark.SIZES:
+        cfg = benchmark.config(name, 3)
+        assert cfg.num_replicas == 3 and cfg.train.batch_size == benchmark.SIZES[name][2]
+
+
+def test_figure_and_table(benchmark):
+    values = [32, 64, 128]
+    found = {axis: {'values': values, 'step_s': [0.1, 0.2, 0.4]} for axis in ('batch', 'replicas', 'length')}
+    figure = figures.scaling(found, 'a machine')
+    assert [axis.get_title() for axis in figure.axes] == ['slope of the last three: 1.00'] * 3
+    np.testing.assert_allclose(figure.axes[0].lines[0].get_ydata(), [0.1, 0.2, 0.4])
+    text = benchmark.table({'machine': 'a machine', 'peak': 1e11, 'sizes': {'small': {'percent_of_peak': 81.4}}})
+    assert 'a machine: 100 GF/s' in text and '| small |  | 81 |' in text
+
+
+@pytest.mark.slow
+def test_it_runs_to_its_table(tmp_path):
+    ((code, out, err),) = run_script([('--only=recall_demo', '--parts=steps,compile', '--seconds=0.05',
+                                       f'--out={tmp_path}')], str(SCRIPT))
+    assert code == 0, err
+    row = json.loads((tmp_path / 'benchmark.json').read_text())['sizes']['recall_demo']
+    assert '| recall_demo |' in out
+    # Shares of what was measured beside them, whatever the machine.
+    assert 0 < row['percent_of_peak'] < 400 and 0 < row['sampling_percent'] < 100
+    assert row['sequences_per_s'] == pytest.approx(4 * 128 / row['step_s'])
+    assert row['compile_cached_s'] < row['compile_cold_s']
+
+
+def test_bad_input_is_one_line():
+    ((code, _, err),) = run_script([('--only=recal_demo',)], str(SCRIPT))
+    assert code == 2 and "did you mean 'recall_demo'" in err and err.count('\n') == 1
