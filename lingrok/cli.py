@@ -183,7 +183,7 @@ class Expected(NamedTuple):
 
 
 def experiment(measure: Callable, figure: Callable, *, task: str, expected: Sequence[Expected] = (),
-               frame: Callable | None = None, curves: Sequence[str] = ()) -> None:
+               frame: Callable | None = None, curves: Sequence[str] = (), default_steps: str = 'last') -> None:
     """The main program of an analysis script: `script.py RUN` measures a run directory and draws one figure.
 
     Writes <name>.png, .pdf, .csv (the numbers) and .json (caption, expected numbers beside the measured ones) to the
@@ -196,10 +196,11 @@ def experiment(measure: Callable, figure: Callable, *, task: str, expected: Sequ
         expected: numbers to print beside the measured ones.
         frame: draw(axis, {name: array of one step and replica}, config): a film strip, where several steps are asked.
         curves: quantities drawn against the step where several steps are asked for.
+        default_steps: --steps where it is not given.
     """
     name = Path(sys.argv[0]).stem
     own = {'module_name': sys.argv[0]}
-    steps = flags.DEFINE_string('steps', 'last', 'saved steps: last, all, or a list such as 0,100,900', **own)
+    steps = flags.DEFINE_string('steps', default_steps, 'saved steps: last, all, or a list such as 0,100,900', **own)
     seed = flags.DEFINE_integer('seed', 0, 'of what the measurement draws', **own)
     out = flags.DEFINE_string('out', '', 'folder of the results; by default the figures folder of the run', **own)
 
@@ -217,19 +218,50 @@ def experiment(measure: Callable, figure: Callable, *, task: str, expected: Sequ
             series, run.config)
         directory = Path(out.value) if out.value else Path(run.path) / 'figures'
         stem = f'{name}_steps' if several else name
-        path = write_figure(drawn, directory, stem, series)
-        compared = compare(series, run.config, expected)
         report = {'caption': ' '.join((figure.__doc__ or '').split()), 'run': str(run.path), 'steps': chosen,
-                  'seed': seed.value, 'expected': compared}
-        (directory / f'{stem}.json').write_text(json.dumps(report, indent=1) + '\n')
-        shown = [row for row in compared if row['measured'] != ABSENT]
-        for row in shown:
-            print(f'{row["what"]}: expected {row["value"]} ({row["source"]}); measured {row["measured"]}')
-        if len(shown) < len(compared):
-            print(f'{len(compared) - len(shown)} expected numbers are of other settings, see {stem}.json')
-        print(f'figure: {path} (and .pdf, .csv, .json)')
+                  'seed': seed.value, 'expected': compare(series, run.config, expected)}
+        _write_results(drawn, directory, stem, series, report)
 
     main(go, paths=True)
+
+
+def calculation(measure: Callable, figure: Callable, *, expected: Sequence[Expected] = ()) -> None:
+    """The main program of a script that needs no run: `script.py` computes, draws one figure, writes and prints.
+
+    The files are those of `experiment`, in runs/theory or the folder --out.
+
+    Args:
+        measure: (seed) -> {name: Series}; as many replicas as it likes, which may differ between quantities.
+        figure: (series) -> Figure.
+        expected: numbers to print beside the measured ones.
+    """
+    own = {'module_name': sys.argv[0]}
+    seed = flags.DEFINE_integer('seed', 0, 'of all that is drawn', lower_bound=0, **own)
+    out = flags.DEFINE_string('out', 'runs/theory', 'folder of the results', **own)
+
+    def go() -> None:
+        from lingrok.config import require
+
+        require(bool(out.value), '--out is empty; name a folder')
+        series = measure(seed.value)
+        report = {'caption': ' '.join((figure.__doc__ or '').split()), 'seed': seed.value,
+                  'expected': _compare(series, {'': slice(None)}, expected)}
+        _write_results(figure(series), Path(out.value), Path(sys.argv[0]).stem, series, report)
+
+    main(go)
+
+
+def _write_results(figure, directory: Path, stem: str, series: Mapping, report: Mapping) -> None:
+    """Figure, numbers and report of a script; prints the expected numbers beside the measured ones."""
+    path = write_figure(figure, directory, stem, series)
+    (directory / f'{stem}.json').write_text(json.dumps(report, indent=1) + '\n')
+    compared = report['expected']
+    shown = [row for row in compared if row['measured'] != ABSENT]
+    for row in shown:
+        print(f'{row["what"]}: expected {row["value"]} ({row["source"]}); measured {row["measured"]}')
+    if len(shown) < len(compared):
+        print(f'{len(compared) - len(shown)} expected numbers are of other settings, see {stem}.json')
+    print(f'figure: {path} (and .pdf, .csv, .json)')
 
 
 def _chosen_steps(text: str, saved: list[int]) -> list[int]:
@@ -248,6 +280,10 @@ def _chosen_steps(text: str, saved: list[int]) -> list[int]:
 
 def compare(series: Mapping, config, expected: Sequence[Expected]) -> list[dict]:
     """Expected numbers beside the measured ones: mean and 95 % interval over the replicas of every setting."""
+    return _compare(series, config.groups(), expected)
+
+
+def _compare(series: Mapping, groups: Mapping, expected: Sequence[Expected]) -> list[dict]:
     from lingrok.metrics import text
 
     rows = []
@@ -259,7 +295,7 @@ def compare(series: Mapping, config, expected: Sequence[Expected]) -> list[dict]
             place = tuple(int(i) for i in index.rstrip(']').split(',')) if index else ()
             if values.ndim == 1 + len(place) and all(-n <= i < n for i, n in zip(place, values.shape[1:], strict=True)):
                 values = values[(slice(None), *place)]
-                measured = {label: text(values[group]) for label, group in config.groups().items()}
+                measured = {label: text(values[group]) for label, group in groups.items()}
         shown = '; '.join(f'{label}: {value}' if label else value for label, value in measured.items())
         rows.append({**entry._asdict(), 'measured': shown or ABSENT})
     return rows

@@ -1,4 +1,4 @@
-"""Scripts of experiments/<task> as a user starts them, on runs of the smoke config (a run is a sweep of one program)."""
+"""Scripts of experiments/<task> as a user starts them, on runs of the smoke config (one run serves as a sweep, too)."""
 
 import csv
 import json

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lingrok import analysis, config, model
-from lingrok.analysis import memory
+from lingrok.analysis import associations, memory
 from lingrok.config import ModelConfig
 from lingrok.tasks.base import Batch
 
@@ -139,5 +139,5 @@ def test_recall_probe(smoke):
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-4, err_msg=name)
-    assert analysis.evaluation('recall')['probes'] == (memory.recall_probe,)
+    assert analysis.evaluation('recall')['probes'] == (memory.recall_probe, associations.association_probe)
     assert analysis.evaluation('something else')['probes'] == ()

@@ -4,9 +4,9 @@ EVALUATION names what an evaluation measures beyond the metrics of the task: edi
 task, and the probes of each task (see `train.evaluate`).
 """
 
-from lingrok.analysis import lowrank, memory
+from lingrok.analysis import associations, lowrank, memory
 
-PROBES = {'recall': (memory.recall_probe,)}
+PROBES = {'recall': (memory.recall_probe, associations.association_probe)}
 
 
 def evaluation(task_name: str) -> dict:

@@ -60,7 +60,7 @@ def previous_token_attention(pattern_BHLM: jax.Array) -> jax.Array:
 
 
 def recall_probe(params, batches: Mapping, cfg: Config) -> dict[str, jax.Array]:
-    """Noise margin of every feed-forward and of all of them composed, and what attention of the first and the last layer looks at."""
+    """Noise margin of every feed-forward and of all of them composed; what the first and the last layer look at."""
     batch, noise_id, last = batches['noisy'], cfg.task.noise_id, cfg.model.num_layers - 1
     ids_V = jnp.arange(cfg.task.vocab_size)
     is_trigger_V = jnp.any(batch.groups['triggers_Bk'][..., None] == ids_V, (0, 1))

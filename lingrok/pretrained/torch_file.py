@@ -22,7 +22,7 @@ DTYPES = {
     'torch.FloatStorage': np.float32, 'torch.DoubleStorage': np.float64, 'torch.HalfStorage': np.float16,
     'torch.BFloat16Storage': jnp.bfloat16, 'torch.LongStorage': np.int64, 'torch.IntStorage': np.int32,
     'torch.ShortStorage': np.int16, 'torch.CharStorage': np.int8, 'torch.ByteStorage': np.uint8,
-    'torch.BoolStorage': np.bool_,
+    'torch.BoolStorage': np.bool_, 'torch.ComplexFloatStorage': np.complex64,
 }
 FUNCTIONS = ('collections.OrderedDict', 'torch._utils._rebuild_tensor_v2', 'torch._utils._rebuild_parameter')
 OLD_FORMAT = b'\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.'  # a pickled magic number, with which files began before 1.6
@@ -105,8 +105,9 @@ class _Archive:
         if (entry, dtype) not in self.storages:
             held, needed = self.sizes[entry], count * dtype.itemsize
             require(held == needed, f'{self.path}: storage {entry!r} has {held:,} bytes where {needed:,} are needed')
-            words = np.frombuffer(self.archive.read(entry), f'{self.order}u{dtype.itemsize}')
-            self.storages[entry, dtype] = _Storage(words.astype(f'=u{dtype.itemsize}', copy=False).view(dtype))
+            word = dtype.itemsize // (2 if dtype.kind == 'c' else 1)  # a complex number is two
+            words = np.frombuffer(self.archive.read(entry), f'{self.order}u{word}')
+            self.storages[entry, dtype] = _Storage(words.astype(f'=u{word}', copy=False).view(dtype))
         return self.storages[entry, dtype]
 
     def call(self, function: str, args):
