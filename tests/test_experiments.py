@@ -1,6 +1,7 @@
 """Scripts of experiments/<task> as a user starts them, on runs of the smoke config (one run serves as a sweep, too)."""
 
 import csv
+import functools
 import json
 
 import numpy as np
@@ -18,44 +19,54 @@ OTHERS = {'modular/import_official.py', 'recall/import_official.py', 'recall/bud
 TASKS = ('modular', 'recall', 'text')
 SCRIPTS = sorted(f'{task}/{path.name}' for task in TASKS for path in (ROOT / 'experiments' / task).glob('*.py'))
 SCRIPTS = [name for name in SCRIPTS if name not in OTHERS]
+SEVERAL = {'modular': 'modular/attention.py', 'recall': 'recall/attention.py', 'text': 'text/dynamics.py'}
 
 
 @pytest.fixture(scope='module', name='trained_of')
 def _trained_of(tmp_path_factory):
-    """Runs by task: of the modular task on all sets and in two settings, 10 steps each."""
-    found = {}
-    for task in TASKS:
+    """Task -> a run of 10 steps; that of the modular task is on all sets and in two settings."""
+
+    @functools.cache
+    def train(task):
         cfg = get_config(f'{task}.py:smoke')
         if task == 'modular':
             cfg.task.alpha = 0.7
             cfg.task.splits = ('id_train', 'id_test', 'ood_train', 'ood_test', 'ood_forced', 'select_test')
         cfg.train.num_steps = 10
-        found[task] = run.execute(config.from_config_dict(cfg), tmp_path_factory.mktemp(task) / 'run')
-    return found
+        return run.execute(config.from_config_dict(cfg), tmp_path_factory.mktemp(task) / 'run')
+
+    return train
 
 
 @pytest.fixture(scope='module', name='trained')
 def _trained(trained_of):
-    return trained_of['modular']
+    return trained_of('modular')
 
 
 def path_of(name: str) -> str:
     return str(ROOT / 'experiments' / name)
 
 
-@pytest.fixture(scope='module', name='results')
-def _results(trained_of, tmp_path_factory):
-    """Every script once, and one for several steps: name -> (exit code, stdout, stderr), folder."""
-    folders = [tmp_path_factory.mktemp('results') for _ in (*SCRIPTS, 'steps')]
-    cases = [[path_of(name), trained_of[name.partition('/')[0]].path, f'--out={folder}']
-             for name, folder in zip(SCRIPTS, folders, strict=False)]
-    cases.append([path_of('modular/attention.py'), trained_of['modular'].path, f'--out={folders[-1]}', '--steps=0,10'])
-    return dict(zip((*SCRIPTS, 'steps'), zip(run_scripts(cases), folders, strict=True), strict=True))
+@pytest.fixture(scope='module', name='results_of')
+def _results_of(trained_of, tmp_path_factory):
+    """Task -> every script of it once, and one for several steps: name -> (exit code, stdout, stderr), folder."""
+
+    @functools.cache
+    def start(task):
+        names = [name for name in SCRIPTS if name.startswith(task)]
+        folders = [tmp_path_factory.mktemp('results') for _ in (*names, 'steps')]
+        path = trained_of(task).path
+        cases = [[path_of(name), path, f'--out={folder}'] for name, folder in zip(names, folders, strict=False)]
+        cases.append([path_of(SEVERAL[task]), path, f'--out={folders[-1]}', '--steps=0,10'])
+        return dict(zip((*names, 'steps'), zip(run_scripts(cases), folders, strict=True), strict=True))
+
+    return start
 
 
-@pytest.mark.parametrize('script', SCRIPTS)
-def test_every_script_writes_its_figure_and_the_numbers_behind_it(script, results):
-    (code, out, err), folder = results[script]
+@pytest.mark.parametrize('script', [
+    pytest.param(name, marks=() if name.startswith('modular') else pytest.mark.slow) for name in SCRIPTS])
+def test_every_script_writes_its_figure_and_the_numbers_behind_it(script, results_of):
+    (code, out, err), folder = results_of(script.partition('/')[0])[script]
     assert code == 0, err
     assert 'Warning' not in err and 'Traceback' not in err, err
     assert 'figure: ' in out
@@ -69,12 +80,14 @@ def test_every_script_writes_its_figure_and_the_numbers_behind_it(script, result
     assert tables and reports and all(row['source'] for report in reports for row in report['expected'])
 
 
-def test_several_steps_are_curves_and_frames(results):
-    (code, _, err), folder = results['steps']
+@pytest.mark.parametrize('task', ['modular', *(pytest.param(x, marks=pytest.mark.slow) for x in ('recall', 'text'))])
+def test_several_steps_are_curves_and_frames(task, results_of):
+    (code, _, err), folder = results_of(task)['steps']
     assert code == 0, err
-    with (folder / 'attention_steps.csv').open() as file:
+    name = SEVERAL[task].partition('/')[2].removesuffix('.py')
+    with (folder / f'{name}_steps.csv').open() as file:
         assert {int(row['step']) for row in csv.DictReader(file)} == {0, 10}
-    assert (folder / 'attention_steps.png').exists()
+    assert (folder / f'{name}_steps.png').exists()
 
 
 def test_bad_input_is_one_line(trained, tmp_path):

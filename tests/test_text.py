@@ -247,6 +247,7 @@ def test_plays_are_those_of_the_package_or_an_advice(monkeypatch, tmp_path):
     module._plays.cache_clear()
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_text(tmp_path):
     """It can be read when the file is gone, and its id follows the content and not the place."""
     from conftest import get_config
