@@ -54,7 +54,7 @@ def point(**settings) -> list[dict]:
 def get_sweep(variant: str = ''):
     """Points of experiments/sweep.py, each with the seeds of the config."""
     name, _, paper = variant.partition('_')
-    width, steps = (256, 5000) if paper else (64, 600)
+    width, steps = (256, 5000) if paper else (64, 400)
     if variant == 'smoke':
         return grid({'task.noise_prob': (0.3, 0.7)})
     if name == 'components':
@@ -164,7 +164,7 @@ def get_config(variant: str = ''):
         config.eval.batch_size = 128
     if variant == 'demo':
         config.vary.seed.all = (0, 1, 2, 3)
-    if name in ('all', 'freezing', 'budget') and not paper:
+    if name in ('all', 'budget') and not paper:
         config.train.num_steps = 600
     if name in ('all', 'budget'):
         config.task.loss_on = 'all'

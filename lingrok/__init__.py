@@ -7,6 +7,7 @@
 from lingrok.config import ConfigError as ConfigError
 from lingrok.config import ModelConfig as ModelConfig
 from lingrok.model import apply as apply
+from lingrok.pretrained.language import load_pretrained as load_pretrained
 from lingrok.run import Run as Run
 from lingrok.run import load_run as load_run
 

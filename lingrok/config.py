@@ -106,6 +106,8 @@ class ModelConfig:
     rope_base: float = key(10000.0, 'base of the rotary frequencies', low=1.0)
     rope_fraction: float = key(1.0, 'share of the head width that is rotated', low=0.0, high=1.0)
     rope_interleaved: bool = key(False, 'rotate pairs (2i, 2i+1) rather than (i, i + half)')
+    rope_factors: tuple[float, ...] = key((), 'rotary frequencies are divided by these, one a frequency (the rope '
+                                          'scaling of Llama 3.1 and others); (): undivided', low=1e-6)
     norm: str = key('none', 'normalisation', choices=('layernorm', 'rmsnorm', 'none'))
     norm_position: str = key('pre', 'before each sublayer and at the end, or after each residual addition',
                              choices=('pre', 'post'))
@@ -152,6 +154,8 @@ class ModelConfig:
             require(rotated > 0 and rotated % 2 == 0, f'model.rope_fraction={self.rope_fraction} of d_head='
                     f'{self.d_head} rotates {rotated} dimensions; allowed: a positive even number; try '
                     'model.rope_fraction=1.0 with an even head width')
+            require(len(self.rope_factors) in (0, rotated // 2), f'model.rope_factors has {len(self.rope_factors)} '
+                    f'entries; allowed: none, or one for each of the {rotated // 2} frequencies')
         for layer in self.rope_layers:
             require(layer < layers, f'model.rope_layers names layer {layer}; allowed: 0 to {layers - 1}')
 

@@ -359,6 +359,8 @@ def _rotate(x_BLHK, position_L, cfg: ModelConfig):
     """Rotary position embedding (arXiv 2104.09864) of the first `rope_fraction` of the head width, in float32."""
     width = rotary_width(cfg)
     freqs = cfg.rope_base ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
+    if cfg.rope_factors:
+        freqs = freqs / jnp.array(cfg.rope_factors)
     angles = (position_L.astype(jnp.float32)[:, None] * freqs)[None, :, None]
     rotated, rest = x_BLHK[..., :width].astype(jnp.float32), x_BLHK[..., width:]
     if cfg.rope_interleaved:

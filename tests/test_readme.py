@@ -15,7 +15,7 @@ def test_the_look_into_a_run_works(tmp_path):
     section = README.split('## Look into a run')[1].split('\n## ')[0]
     code = '\n'.join(line[4:] for line in section.splitlines() if line.startswith('    '))
     code = code.replace("'runs/recall_demo-ID'", repr(str(finished.path)))
-    code = code.replace('step=145, replica=2', f'step={finished.steps[-2]}, replica=1')
+    code = code.replace('step=106, replica=2', f'step={finished.steps[-2]}, replica=1')
     found = {}
     exec(code, found)
     assert found['logits'].shape == (8, 16, 62)

@@ -93,7 +93,7 @@ def training(series: Mapping, cfg: Config) -> Figure:
     order.set_yticks([-place for place in range(len(events))], [EVENTS[name][1] for name in events])
     order.set_ylim(-len(events) + 0.4, 0.6)
     order.set_xlim(left=0)
-    finish(figure, axes, xlabel='step', note=f'{cfg.name}: {replicas_note(cfg.num_replicas)}')
+    finish(figure, axes, xlabel='step', note=f'{cfg.name}: {replicas_note(cfg.num_replicas)}', one_legend=True)
     order.set_xlabel('half-way step')
     return figure
 
