@@ -351,6 +351,14 @@ def write_report(directory: Path, name: str, figures: Mapping[str, Any], rows: S
         print(f'figure: {save_figure(figure, directory, stem)} (and .pdf; numbers: {name}.csv)')
 
 
+def print_table(name: str, rows: Mapping[str, Mapping[str, str]]) -> None:
+    """Prints a Markdown table: row -> {column: cell}; `name` stands above the rows."""
+    columns = list(next(iter(rows.values())))
+    for cells in ([name, *columns], ['---'] * (len(columns) + 1),
+                  *([row, *cells.values()] for row, cells in rows.items())):
+        print('| ' + ' | '.join(cells) + ' |')
+
+
 def one_path(paths: Sequence[str]) -> Path:
     """The only argument of a script, a run or sweep directory."""
     from lingrok.config import ConfigError

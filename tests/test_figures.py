@@ -156,6 +156,9 @@ def test_budget_of_the_config_keeps_the_total():
      ['x 1, y u', 'x 1, y v', 'x 2, y u', 'x 2, y v']),
     ([{'a.x': 1, 'a.f': ['p']}, {'a.x': 2, 'a.f': ['p']}, {'a.x': 1, 'a.f': ['p', 'q']}, {'a.x': 1, 'a.f': []}],
      ['as configured', 'x 2', 'f +q', 'f -p']),
+    ([{'a.x': 1, 'a.k': ['u', 'u']}, {'a.x': 2, 'a.k': ['u', 'u']}, {'a.x': 1, 'a.k': ['u', 'v']},
+      {'a.x': 1, 'a.k': ['v', 'u']}], ['as configured', 'x 2', 'k u v', 'k v u']),
+    ([{'a.f': []}, {'a.f': ['p']}], ['f none', 'f p']),
     ([{'a.x': 1, 'eval.z': 1}, {'a.x': 1, 'eval.z': 2}], ['all', 'all']),
 ])
 def test_settings_are_called_by_what_differs(settings_, expected):

@@ -46,10 +46,9 @@ def main(paths: list[str]) -> None:
     of = {label: [point for point, own in zip(points, labels, strict=True) if own == label] for label in table}
     lines = {label: {name: interval([point.values[REFERENCES[name]][-1] for point in of[label]])[0]
                      for name in measured if name in REFERENCES} for label in table}
-    for cells in (['setting', *(modular.QUANTITIES[name] for name in measured)], ['---'] * (len(measured) + 1),
-                  *([label, *(text(x) + (f', line {lines[label][name]:.3f}' if name in lines[label] else '')
-                              for name, x in row.items())] for label, row in table.items())):
-        print('| ' + ' | '.join(cells) + ' |')
+    cell = lambda label, name, x: text(x) + (f', line {lines[label][name]:.3f}' if name in lines[label] else '')  # noqa: E731
+    cli.print_table('setting', {label: {modular.QUANTITIES[name]: cell(label, name, x) for name, x in row.items()}
+                                for label, row in table.items()})
     figure = modular.comparison(table, lines, directory.name)
     cli.write_report(Path(_OUT.value or directory / 'figures'), 'compare', {'compare': figure}, rows, EXPECTED)
 

@@ -42,10 +42,8 @@ def main(paths: list[str]) -> None:
     table = {label: {key: np.array([x[key] for x, own in zip(found, labels, strict=True) if own == label])
                      for key in found[0]} for label in dict.fromkeys(labels)}
     names = {key: ', '.join(key) if len(recall.PANELS[key[0]]) > 1 else key[0] for key in found[0]}
-    for cells in (['setting', *names.values()], ['---'] * (len(names) + 1),
-                  *([label, *(text(row[key]) if np.isfinite(row[key]).any() else '' for key in names)]
-                    for label, row in table.items())):
-        print('| ' + ' | '.join(cells) + ' |')
+    cli.print_table('setting', {label: {name: text(row[key]) if np.isfinite(row[key]).any() else ''
+                                        for key, name in names.items()} for label, row in table.items()})
     rows = [{'setting': label, **{names[key]: value for key, value in x.items()}}
             for label, x in zip(labels, found, strict=True)]
     figure = recall.comparison(table, directory.name)

@@ -40,9 +40,8 @@ def main(paths: list[str]) -> None:
         own = [point for point, name in zip(points, labels, strict=True) if name == label]
         table[label] = {key: (own[0].steps, np.stack([point.values[key] for point in own], 1))
                         for key in induction.QUANTITIES}
-    for cells in (['setting', *induction.QUANTITIES.values()], ['---'] * (len(induction.QUANTITIES) + 1),
-                  *([label, *(text(values[-1]) for _, values in row.values())] for label, row in table.items())):
-        print('| ' + ' | '.join(cells) + ' |')
+    cli.print_table('setting', {label: {induction.QUANTITIES[key]: text(values[-1]) for key, (_, values) in row.items()}
+                                for label, row in table.items()})
     rows = [{'setting': label, **{name: point.values[key][-1] for key, name in induction.QUANTITIES.items()}}
             for label, point in zip(labels, points, strict=True)]
     figure = induction.comparison(table, directory.name)

@@ -35,7 +35,7 @@ def labels(points: Sequence[Point]) -> list[str]:
     """One name a point, of what differs between the settings: 'num_triggers 3, trigger_mode random'.
 
     In a grid every coordinate that differs is named; elsewhere, where one thing is changed at a time, only what differs
-    from the first point, and of a list only what is added to it and taken away ('frozen +blocks.0.*').
+    from the first point, and of a longer or shorter list only what is added and taken away ('frozen +blocks.0.*').
     """
     settings = [{key: value for key, value in point.coordinates.items() if key.partition('.')[0] not in QUIET}
                 for point in points]
@@ -55,8 +55,8 @@ def _label(key: str, value, first=None) -> str:
     name = key.partition('.')[2]
     if not isinstance(value, (tuple, list)):
         return f'{name} {value:.4g}' if isinstance(value, float) else f'{name} {value}'
-    if isinstance(first, (tuple, list)) and {*value} != {*first} and ({*value} < {*first} or {*value} > {*first}):
+    if isinstance(first, (tuple, list)) and len(value) != len(first) and ({*value} < {*first} or {*value} > {*first}):
         changes = [f'+{item}' for item in value if item not in first] + [f'-{item}' for item in first
                                                                        if item not in value]
         return f'{name} {" ".join(changes)}'
-    return f'{name} {" ".join(map(str, value))}'
+    return f'{name} {" ".join(map(str, value)) or "none"}'
