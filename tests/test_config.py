@@ -120,6 +120,9 @@ ERRORS = {
     'merged and bias': ({'model.value_output': 'merged', 'model.bias': True}, 'True', 'bias=False', 'try'),
     'odd rotation': ({'model.position': 'rope', 'model.rope_fraction': 0.3}, 'rotates 5', 'positive even', 'try'),
     'no rotation': ({'model.position': 'rope', 'model.rope_fraction': 0.0}, 'rotates 0', 'positive even', 'try'),
+    'rope factors': ({'model.position': 'rope', 'model.rope_factors': (1.0,)}, '1 entries', 'none, or one for each of '
+                     'the 8 frequencies', None),
+    'no rope factor': ({'model.rope_factors': (0.0,)}, 'rope_factors=0.0', 'at least', None),
     'rope layer': ({'model.rope_layers': (2,)}, 'layer 2', '0 to 1', None),
     'small vocabulary': ({'model.vocab_size': 10}, 'model.vocab_size=10', 'at least 62', '0 (the task decides)'),
     'short table': ({'model.max_len': 15}, 'model.max_len=15', 'at least 16', '0 (the task decides)'),

@@ -24,8 +24,8 @@ VARIANTS = {
                      'activation': ('gelu',), 'bias': True},
     'llama': {'position': 'rope', 'norm': 'rmsnorm', 'mlp_kind': ('gated',), 'activation': ('silu',), 'num_heads': 4,
               'num_kv_heads': 2},
-    'neox': {'position': 'rope', 'rope_fraction': 0.5, 'norm': 'layernorm', 'parallel': (True,), 'bias': True,
-             'activation': ('gelu',), 'init': 'fan_in', 'num_layers': 1},
+    'neox': {'position': 'rope', 'rope_fraction': 0.5, 'rope_factors': (4.0,), 'norm': 'layernorm', 'bias': True,
+             'parallel': (True,), 'activation': ('gelu',), 'init': 'fan_in', 'num_layers': 1},
     'gpt2': {'norm': 'layernorm', 'bias': True, 'activation': ('gelu_tanh',), 'tied': True, 'init': 'normal',
              'init_depth_scaled': ('o', 'mlp_out'), 'num_layers': 1},
     'post norm': {'norm': 'layernorm', 'norm_position': 'post', 'position': 'sinusoidal', 'num_layers': 1,
@@ -306,7 +306,7 @@ def test_partial_rotation_turns_halves_of_the_first_share():
     h = (h - h.mean(-1, keepdims=True)) / np.sqrt(h.var(-1, keepdims=True) + 1e-5)
     x = h * w['attn_norm_scale'] + w['attn_norm_bias']
     q = (x @ w['q'] + w['q_bias']).reshape(LENGTH, 2, 4)
-    angles = np.arange(LENGTH)[:, None]  # two dimensions are rotated, by the one frequency 1
+    angles = np.arange(LENGTH)[:, None] / 4  # two dimensions are rotated, by the one frequency 1, divided by 4
     first = q[..., 0] * np.cos(angles) - q[..., 1] * np.sin(angles)
     second = q[..., 0] * np.sin(angles) + q[..., 1] * np.cos(angles)
     expected = np.concatenate([first[..., None], second[..., None], q[..., 2:]], -1)

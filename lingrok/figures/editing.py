@@ -84,7 +84,7 @@ def truncation(series: Mapping, cfg: Config) -> Figure:
                      label=f'{named[name]}, {keep}')
         whole = last[f'clean/{quantity}/whole'].mean()
         curve.axhline(whole, color=GREY, linewidth=0.9, linestyle=':')
-        curve.set_title(f'{"abc"[column]}   {label}, whole model {whole:.2f}', loc='left')
+        curve.set_title(f'{"abc"[column]}   {label}, whole {whole:.2f}', loc='left')
         if quantity == 'loss_bigram':
             floor(curve, last['clean/loss_bigram/bayes'].mean(), 'Bayes')
             floor(curve, np.log(cfg.task.vocab_size), 'uniform', below=True)

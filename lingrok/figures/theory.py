@@ -66,7 +66,7 @@ def first_step(series: Mapping) -> Figure:
     for name, (label, color) in MARGINS.items():
         dots(margin, N[chosen], found[f'grid/mean/{name}'][:, chosen], color=color, label=label)
         margin.plot(N[chosen], found[f'grid/predicted/mean/{name}'][0, chosen], color=color, linewidth=0.8)
-    margin.set(xscale='log', yscale='log', xlabel='ordinary tokens N', ylabel='noise margin of the first step')
+    margin.set(xscale='log', yscale='log', xlabel='ordinary tokens N', ylabel='margin of one step')
 
     scale = np.sqrt(1 / N**2 + 1 / (T * N))
     sizes = found['grid/size'][0]
@@ -216,8 +216,8 @@ def memory(series: Mapping) -> Figure:
         dots(width, d, series[f'width/{kind}/p_correct'].values[-1], color=color, label=label)
         dots(width, d, series[f'width/{kind}/p_noise'].values[-1], color=color, marker='x')
     probability.axvline(series['time/crossing'].values[-1, 0], color=GREY, linewidth=0.9, linestyle=':')
-    probability.set(xscale='log', xlabel='step', ylabel='p(correct), p(noise) dashed', ylim=(0, 1))
-    width.set(xscale='log', xlabel='width d', ylabel='p(correct), p(noise) ×', ylim=(0, 1))
+    probability.set(xscale='log', xlabel='step', ylabel='probability (noise dashed)', ylim=(0, 1))
+    width.set(xscale='log', xlabel='width d', ylabel='probability (noise ×)', ylim=(0, 1))
     width.set_xticks(d, [f'{x:g}' for x in d], rotation=90)
     width.minorticks_off()
     n, alpha = (series[f'map/{name}'].values[-1, 0] for name in ('num_inputs', 'noise_prob'))
@@ -263,7 +263,7 @@ def network(series: Mapping, cfg: Config) -> Figure:
         axis.set_xticks(m, [f'{x:g}' for x in m])
         axis.minorticks_off()
         axis.axhline(0, color='black', linewidth=0.5)
-    axes[0].set_ylabel('change of the noise lead (nats)')
+    axes[0].set_ylabel('change of lead (nats)')
     axes[2].set_ylabel('mean / sd')
     axes[0].legend(loc='best')
     letters(figure, axes)

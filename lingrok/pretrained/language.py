@@ -81,8 +81,8 @@ def _find(name, revision: str | None) -> Path:
         require(revision is None, f'revision={revision!r} of {text}, which is no name of the hub; leave it out')
         require(path.is_dir() or path.suffix == '.gguf', f'{text} is no folder and no file of the kind .gguf')
         return path
-    require(re.fullmatch(r'[\w.-]+/[\w.-]+', text, re.ASCII) is not None and '..' not in text, f'{text!r} does not '
-            f'exist; allowed: a Hugging Face folder, a .gguf file, {", ".join(PACKAGES)}, or a hub name owner/model')
+    require(re.fullmatch(r'\w[\w.-]*/\w[\w.-]*', text, re.ASCII) is not None, f'{text!r} does not exist; '
+            f'allowed: a Hugging Face folder, a .gguf file, {", ".join(PACKAGES)}, or a hub name owner/model')
     try:
         import huggingface_hub
     except ImportError:
@@ -131,7 +131,10 @@ def _params(cfg: ModelConfig, layout: families.Layout, tensors: dict, where: str
     for path, shape in sorted(shapes.items(), key=lambda item: -math.prod(item[1])):
         value = np.zeros(shape, jnp.dtype(cfg.dtype))
         if path in parts:  # or there is no such bias, beside others
-            value[...] = parts[path].view(tensors[parts[path].name].read())
+            stored = tensors[parts[path].name].read()
+            require(jnp.issubdtype(stored.dtype, jnp.floating), f'{where}: {parts[path].name} is {stored.dtype}; '
+                    'allowed: floating point')
+            value[...] = parts[path].view(stored)
         tree = params if len(path) == 1 else params.setdefault(path[0], {})
         tree[path[-1]] = value
     return params
