@@ -1,7 +1,7 @@
 import dataclasses
 import json
-from pathlib import Path
 import math
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
