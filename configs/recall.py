@@ -3,7 +3,7 @@
 Claim: the second feed-forward stores the noise token within tens of steps, attention learns to recall the target
 later, and removing that feed-forward removes the noise.
 
-    python experiments/train.py --config=configs/recall.py:demo          4 seeds, about a minute and a half on two cores
+    python experiments/train.py --config=configs/recall.py:demo          4 seeds, about a minute on two cores
     python experiments/train.py --config=configs/recall.py:all           trained on all tokens, 5 seeds, three minutes
     python experiments/train.py --config=configs/recall.py               the size of the official script; for a GPU
     python experiments/train.py --config=configs/recall.py:smoke         seconds; tests use it

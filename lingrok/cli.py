@@ -212,11 +212,13 @@ def experiment(measure: Callable, figure: Callable, *, task: str, expected: Sequ
         run = load_run(one_path(paths))
         require(run.task.NAME == task, f'{run.path} is a run of the task {run.task.NAME}; this script reads {task}')
         chosen = _chosen_steps(steps.value, run.steps)
+        directory = _folder(out.value, Path(run.path) / 'figures')
+        if run.nan_replicas():
+            print(f'warning: replicas {run.nan_replicas()} had turned NaN and are left out', file=sys.stderr)
         series = measure(run, steps=chosen, seed=seed.value)
         several = len(chosen) > 1 and (frame or curves)
         drawn = figures.style.dynamics(series, run.config, frame=frame, curves=curves) if several else figure(
             series, run.config)
-        directory = Path(out.value) if out.value else Path(run.path) / 'figures'
         stem = f'{name}_steps' if several else name
         report = {'caption': ' '.join((figure.__doc__ or '').split()), 'run': str(run.path), 'steps': chosen,
                   'seed': seed.value, 'expected': compare(series, run.config, expected)}
@@ -240,15 +242,23 @@ def calculation(measure: Callable, figure: Callable, *, expected: Sequence[Expec
     out = flags.DEFINE_string('out', 'runs/theory', 'folder of the results', **own)
 
     def go() -> None:
-        from lingrok.config import require
-
-        require(bool(out.value), '--out is empty; name a folder')
+        directory = _folder(out.value, Path('runs/theory'))
         series = measure(seed.value)
         report = {'caption': ' '.join((figure.__doc__ or '').split()), 'seed': seed.value,
                   'expected': _compare(series, {'': slice(None)}, expected)}
-        _write_results(figure(series), Path(out.value), Path(sys.argv[0]).stem, series, report)
+        _write_results(figure(series), directory, Path(sys.argv[0]).stem, series, report)
 
     main(go)
+
+
+def _folder(asked: str, default: Path) -> Path:
+    """The folder of the results; raises before anything is computed if it cannot be one."""
+    from lingrok.config import require
+
+    folder = Path(asked) if asked else default
+    taken = [path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()]
+    require(not taken, f'--out={folder}: {taken and taken[0]} is a file; choose another folder')
+    return folder
 
 
 def _write_results(figure, directory: Path, stem: str, series: Mapping, report: Mapping) -> None:

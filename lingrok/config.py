@@ -443,6 +443,10 @@ def from_dict(tree: Mapping) -> Config:
     different = {values: replica for replica, values in enumerate(zip(*own, strict=True))} if own else {(): 0}
     for replica in different.values():
         config.task_of(replica).check_batch(config.train.batch_size)
+    for entry in config.optim.freeze_schedule:
+        start = parse_freeze(entry)[1]
+        require(start < config.train.num_steps, f'optim.freeze_schedule: {entry!r} begins at step {start}; allowed: '
+                f'before train.num_steps={config.train.num_steps}; drop it')
     for layer, role, *_ in map(parse_truncation, config.eval.truncations):
         require(layer < model.num_layers, f'eval.truncations names layer {layer}; allowed: 0 to {model.num_layers - 1}')
         allowed = truncatable_roles(model, layer)

@@ -5,6 +5,7 @@ replica axis. Frozen parameters are taken out of the tree before the gradient: n
 """
 
 import fnmatch
+import math
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -101,8 +102,11 @@ def check_patterns(params, cfg: OptimConfig) -> None:
         for pattern in asked:
             found = pattern in anywhere or bool(fnmatch.filter(known, pattern))
             require(found, f'optim.{key}: {pattern!r} names no parameter of this model; {suggest(pattern, known)}')
-    left = jax.tree.leaves(match(params, cfg.frozen))
-    require(not all(left), f'optim.frozen={cfg.frozen!r} freezes every parameter; leave one to train')
+    frozen = map(parse_freeze, cfg.freeze_schedule)
+    always = [pattern for pattern, start, stop in frozen if (start, stop) == (0, math.inf)]
+    left = jax.tree.leaves(match(params, (*cfg.frozen, *always)))
+    where = f'optim.frozen={cfg.frozen!r}' + (f', optim.freeze_schedule={cfg.freeze_schedule!r}' if always else '')
+    require(not all(left), f'{where} freezes every parameter; leave one to train')
 
 
 def parameter_names(params) -> list[str]:

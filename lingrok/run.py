@@ -342,7 +342,7 @@ class _Trainer:
         losses_ST, measured = self.programs.fetch((losses, measured))
         losses_ST = losses_ST[:, :length]
         self._report_nans(start, losses_ST)
-        measured = self._sound_only(measured)
+        measured = _without_frozen(measured, self.nan_steps >= 0)
         every = self.cfg.train.log_every
         for step in range(start + 1, start + length + 1):
             row = {'train/loss': losses_ST[:, step - start - 1]} if step % every == 0 else {}
@@ -353,13 +353,6 @@ class _Trainer:
         self.progress.advance(length)
         if measured:
             self._say(start + length, measured)
-
-    def _sound_only(self, measured: dict) -> dict:
-        """What was measured of a frozen replica is no result: NaN."""
-        frozen = self.nan_steps >= 0
-        if not frozen.any():
-            return measured
-        return {name: np.where(frozen.reshape(-1, *[1] * (x.ndim - 1)), np.nan, x) for name, x in measured.items()}
 
     def _finish_step(self, step: int, measured) -> None:
         measured = self.programs.fetch(measured)
@@ -452,6 +445,13 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return 'not installed'
+
+
+def _without_frozen(measured: dict, frozen: np.ndarray) -> dict:
+    """What was measured of a frozen replica is no result: NaN."""
+    if not frozen.any():
+        return measured
+    return {name: np.where(frozen.reshape(-1, *[1] * (x.ndim - 1)), np.nan, x) for name, x in measured.items()}
 
 
 def _write_npz(path: Path, tree) -> None:
@@ -567,7 +567,8 @@ class Run:
 
         fn(params, task_state, key, cfg) -> {name: array} is a pure function of one replica, compiled once; see
         `lingrok.analysis`. steps: the last one by default. A replica's key comes from its evaluation seed and `seed`,
-        so what is measured of it does not depend on what it was grouped with.
+        so what is measured of it does not depend on what it was grouped with. Of a replica that had turned NaN by a
+        step the values there are NaN: its parameters are those of an earlier step.
         """
         steps = self.steps[-1:] if steps is None else list(steps)
         require(bool(steps), f'{self.path} has no checkpoint yet')
@@ -580,7 +581,9 @@ class Run:
             params_S = self.params(step, replica=None)
             found = [jax.device_get(one(self._pick(params_S, r), self._pick(state_S, r), keys[r]))
                      for r in range(self.config.num_replicas)]
-            return {name: np.stack([values[name] for values in found]) for name in found[0]}
+            nan_steps = np.array(self._checkpoints.meta(step)['nan_step'])
+            stacked = {name: np.stack([values[name] for values in found]) for name in found[0]}
+            return _without_frozen(stacked, nan_steps >= 0)
 
         table = [at(step) for step in steps]
         return {name: Series(np.array(steps), np.stack([row[name] for row in table])) for name in table[0]}

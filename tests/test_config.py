@@ -148,6 +148,8 @@ ERRORS = {
                                   None),
     'freezing without steps': ({'optim.freeze_schedule': ('blocks.0.k',)}, "'blocks.0.k'",
                                '<parameters>@<step>-', None),
+    'freezing after the end': ({'optim.freeze_schedule': ('blocks.0.k@5000-',)}, 'begins at step 5000',
+                               'before train.num_steps', None),
     'freezing backwards': ({'optim.freeze_schedule': ('blocks.0.k@9-3',)}, '@9-3', '<later step>', None),
     'truncation beyond one': ({'eval.truncations': ('blocks.1.mlp_in@1.5',)}, '@1.5', 'fraction in [0, 1]', None),
     'truncation by nan': ({'eval.truncations': ('blocks.1.mlp_in@nan',)}, '@nan', 'fraction in [0, 1]', None),

@@ -189,6 +189,7 @@ def test_names_follow_the_order_of_the_leaves(params):
     ({'decay': ('*', 'blocks.2.q')}, "optim.decay: 'blocks.2.q' names no parameter of this model; did you mean"),
     ({'decay': ('type',)}, "optim.decay: 'type' names no parameter"),
     ({'freeze_schedule': ('blocks.0.kk@0-5',)}, "optim.freeze_schedule: 'blocks.0.kk' names no parameter"),
+    ({'freeze_schedule': ('*@0-',)}, "optim.frozen=(), optim.freeze_schedule=('*@0-',) freezes every parameter"),
     ({'frozen': ('*',)}, "optim.frozen=('*',) freezes every parameter; leave one to train"),
     ({'frozen': ('blocks.*', '*embed', 'norm_*', 'pos')}, 'freezes every parameter'),
 ])

@@ -592,6 +592,9 @@ def test_a_nan_replica_is_frozen_and_the_others_go_on(finished, exploded):
     lines = (exploded.path / 'metrics.jsonl').read_text().splitlines()
     assert json.loads(lines[20])['train/loss'][1] is None and 'NaN' not in ''.join(lines)
     measured = exploded.metrics()['clean/p_noise'].values  # of a frozen replica it is no result
+    counted = exploded.measure(lambda *_: {'one': np.float32(1), 'two': np.int32(2)})
+    assert np.isnan(counted['one'].values[-1, 1]) and np.isnan(counted['two'].values[-1, 1])
+    assert counted['one'].values[-1, 0] == 1 and counted['two'].values[-1, 0] == 2
     assert np.isnan(measured[-1, 1]) and np.isfinite(measured[:, 0]).all() and '(n=1)' in exploded.summary()
 
 

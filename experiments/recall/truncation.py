@@ -15,13 +15,13 @@ from lingrok.figures import editing as figures
 ROWS = flags.DEFINE_integer('rows', 128, 'sequences of each split', lower_bound=1)
 
 EXPECTED = [
-    Expected('P(noise) on clean sequences', '.5, the noise probability', 'derived: what the Bayes predictor of the '
-             'noisy law says', 'clean/p_noise/whole'),
+    Expected('P(noise) on clean sequences', 'the noise probability, .5 in the demo', 'derived: what the Bayes '
+             'predictor of the noisy law says', 'clean/p_noise/whole'),
     Expected('P(noise) without the last feed-forward', 'lower by .3 or more', 'expected: a goal of this project',
              'clean/p_noise/removed/blocks.1.mlp_in'),
     Expected('P(target) without the last feed-forward', 'higher than with it', 'expected, as that writes the noise',
              'clean/p_correct/removed/blocks.1.mlp_in'),
-    Expected('P(target) of the whole model', '.5, one minus the noise probability', 'derived, as P(noise)',
+    Expected('P(target) of the whole model', 'one minus the noise probability, .5 in the demo', 'derived, as P(noise)',
              'clean/p_correct/whole'),
     Expected('P(target) without the values of the last attention', 'chance, .016', 'expected: recall is in attention',
              'clean/p_correct/removed/blocks.1.ov'),
