@@ -17,11 +17,19 @@ SCRIPT = ROOT / 'experiments' / 'benchmark.py'
 
 @pytest.fixture(name='benchmark', scope='module')
 def _benchmark():
+    """The script as a module, with its own flags; those of other scripts that tests have imported come back after."""
+    others = {name: flags.FLAGS[name] for name in ('only', 'parts', 'gpu', 'out', 'seconds') if name in flags.FLAGS}
+    for name in others:
+        delattr(flags.FLAGS, name)
     spec = importlib.util.spec_from_file_location('benchmark', SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     flags.FLAGS.mark_as_parsed()
-    return module
+    yield module
+    for name in ('only', 'parts', 'gpu', 'out', 'seconds'):
+        delattr(flags.FLAGS, name)
+    for name, flag in others.items():
+        flags.FLAGS[name] = flag
 
 
 def test_operations_by_hand(benchmark):

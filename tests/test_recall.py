@@ -266,7 +266,7 @@ def test_a_state_read_from_disk_serves():
     batch = jax.eval_shape(lambda: task.sample(state, jax.random.key(1), split='noisy', batch_size=BATCH))
     assert jax.tree.map(np.shape, batch) == jax.tree.map(np.shape, noisy)
     assert set(jax.eval_shape(lambda: task.baselines(state, noisy))) == {'loss/bayes', 'loss/distribution_only',
-                                                                         'loss_bigram/bayes'}
+                                                                         'loss_bigram/bayes', 'loss_recall/bayes'}
 
 
 @pytest.mark.parametrize('law', LAWS)
