@@ -63,10 +63,10 @@ def main() -> None:
     directory = Path(_OUT.value)
     directory.mkdir(parents=True, exist_ok=True)
     if 'run' in parts and not _GPU.value:
-        found['run'] = whole_run(found['sizes'].get('recall_demo'))
+        found['run'] = whole_run()
         say('demo: ' + ', '.join(f'{key} {value:.4g}' for key, value in found['run'].items()))
     if 'scaling' in parts:
-        found['scaling'] = scaling(found['sizes'])
+        found['scaling'] = scaling()
         cli.save_figure(figures.scaling(found['scaling'], found['machine']), directory, 'scaling')
     (directory / 'benchmark.json').write_text(json.dumps(found, indent=1) + '\n')
     print(table(found))
@@ -199,7 +199,6 @@ def measure(name: str, replicas: int, peak_rate: float, parts) -> dict[str, floa
     """Everything about one size: seconds, rates, shares."""
     import jax
 
-
     cfg = config(name, replicas)
     row = compile_times(cfg) if 'compile' in parts else {}
     step = Step(cfg)
@@ -265,7 +264,7 @@ def checkpoint_seconds(state) -> float:
     return min(times)
 
 
-def whole_run(size) -> dict[str, float]:
+def whole_run() -> dict[str, float]:
     """The recall demo as a user starts it, with an empty cache: seconds to the first metrics, to the figure, memory."""
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, str(ROOT / 'experiments' / 'train.py'), '--config',
@@ -298,7 +297,7 @@ def overhead(wall: float, first: float) -> dict[str, float]:
     return {'overhead_percent': 100 * (1 - training / (wall - first))}
 
 
-def scaling(sizes) -> dict[str, dict[str, list]]:
+def scaling() -> dict[str, dict[str, list]]:
     """Seconds a step of the recall demo against batch, replicas and length."""
     axes = {'batch': [32, 64, 128, 256, 512], 'replicas': [1, 2, 4, 8, 16], 'length': [32, 64, 128, 256, 512]}
     found = {}

@@ -239,7 +239,7 @@ def calculation(measure: Callable, figure: Callable, *, expected: Sequence[Expec
     """
     own = {'module_name': sys.argv[0]}
     seed = flags.DEFINE_integer('seed', 0, 'of all that is drawn', lower_bound=0, **own)
-    out = flags.DEFINE_string('out', 'runs/theory', 'folder of the results', **own)
+    out = flags.DEFINE_string('out', '', 'folder of the results; by default runs/theory', **own)
 
     def go() -> None:
         directory = _folder(out.value, Path('runs/theory'))

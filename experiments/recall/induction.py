@@ -20,7 +20,7 @@ EXPECTED = [
     Expected('accuracy at repeated triggers', 'above .95', HYPOTHESIS, 'clean/accuracy'),
     *(Expected(f'step at which {name} is half-way', when, HYPOTHESIS, f'half/{quantity}') for name, when, quantity in (
         ('wo1', 'first', 'association/wo1'), ('wk1', 'second', 'association/wk1'),
-        ('wk0', 'last', 'association/wk0'), ('accuracy', '', 'clean/accuracy'))),
+        ('wk0', 'last', 'association/wk0'), ('accuracy', 'not before wk1', 'clean/accuracy'))),
     Expected('ff1, divergence of the feed-forward from the bigrams', 'falls quickly', 'expected with the loss on all '
              'tokens', 'association/ff1'),
     Expected('accuracy with targets from the bigrams', 'as with uniform ones, if trained on those', HYPOTHESIS,

@@ -5,8 +5,6 @@
 Reads the checkpoint of step 0; with --steps=all the same along training.
 """
 
-import functools
-
 import jax.numpy as jnp
 from absl import flags
 
@@ -45,7 +43,7 @@ def measure(run, **at):
             found[f'advantage/{reading}'] = found[f'ratio/ff/{reading}'] / found[f'ratio/attn/{reading}']
         return found | {'size': jnp.array(sizes)}
 
-    return run.measure(functools.partial(fn), **at)
+    return run.measure(fn, **at)
 
 
 if __name__ == '__main__':

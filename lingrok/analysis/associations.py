@@ -21,7 +21,7 @@ import numpy as np
 
 from lingrok import model
 from lingrok.config import Config, ConfigError, ModelConfig, require
-from lingrok.tasks.base import Batch, masked_mean
+from lingrok.tasks.base import Batch, divergence, masked_mean
 
 EARLY = 64  # positions of the second number of wk0, as in the official code
 LAWS = ('uniform', 'bigram')  # of targets
@@ -76,9 +76,7 @@ def ff1(params, cfg: ModelConfig, bigram_VV: jax.Array, mask_V: jax.Array) -> ja
     layer = cfg.num_layers - 1
     require(cfg.mlp_kind[layer] != 'none', f'layer {layer} has no feed-forward, whose bigrams ff1 reads')
     added_BLD = model.feed_forward(params, jnp.asarray(params['embed'])[None], cfg=cfg, layer=layer)
-    log_q_VV = jax.nn.log_softmax(model.unembed(params, added_BLD, cfg=cfg)[0])
-    log_p_VV = jnp.log(jnp.where(bigram_VV > 0, bigram_VV, 1))
-    return masked_mean(jnp.sum(bigram_VV * (log_p_VV - log_q_VV), -1), mask_V)
+    return masked_mean(divergence(bigram_VV, model.unembed(params, added_BLD, cfg=cfg)[0]), mask_V)
 
 
 def _require_products(cfg: ModelConfig) -> None:

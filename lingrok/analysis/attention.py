@@ -23,9 +23,7 @@ def key_kinds(batch, noise_id: int) -> dict[str, jax.Array]:
     """
     tokens_BL, answer_BL = batch.tokens_BL, batch.groups['answer_BL']
     length = tokens_BL.shape[1]
-    causal_LM = jnp.tril(jnp.ones((length, length), bool))
-    previous_BM = jnp.pad(tokens_BL, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
-    follows_BLM = (previous_BM[:, None] == tokens_BL[:, :, None]) & causal_LM
+    causal_LM, follows_BLM = jnp.tril(jnp.ones((length, length), bool)), memory.followers(tokens_BL)
     target_BLM = follows_BLM & (tokens_BL[:, None] == answer_BL[:, :, None])
     noise_BLM = follows_BLM & (tokens_BL[:, None] == noise_id) & ~target_BLM
     trigger_BLM = (tokens_BL[:, None] == tokens_BL[:, :, None]) & causal_LM & ~target_BLM & ~noise_BLM

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from lingrok import model
 from lingrok.analysis import ablation, heads
 from lingrok.config import Config
+from lingrok.tasks.base import divergence
 
 KINDS = ('mean', 'zero')
 PARTS = ('attention', 'feed_forward')
@@ -77,8 +78,7 @@ def bigram_memory(params, task_state, cfg: Config) -> dict:
     law_VV, unigram_V = jnp.asarray(task_state.bigram_VV), jnp.asarray(task_state.unigram_V)
 
     def mean_divergence(logits_VV):
-        from_row_V = jnp.sum(jax.scipy.special.xlogy(law_VV, law_VV) - law_VV * jax.nn.log_softmax(logits_VV), -1)
-        return jnp.sum(unigram_V * from_row_V)
+        return jnp.sum(unigram_V * divergence(law_VV, logits_VV))
 
     def of(value_V1D):
         """Of a residual stream that ends as `value`."""

@@ -13,7 +13,7 @@ is not W_E(q) but what arrives there: METHODS differ in what they take for it.
 import jax
 import jax.numpy as jnp
 
-from lingrok import model
+from lingrok import model, names
 from lingrok.analysis import lowrank, memory
 from lingrok.config import Config, ModelConfig, require
 from lingrok.tasks.base import masked_mean
@@ -130,7 +130,7 @@ def compare(params, task_state, key, cfg: Config, *, layer: int | None = None, n
         apply_amount[f'edit/{name}'] = lambda amount, k=keys_KI, r=reads_KI: with_role(
             role, erase(block[role], k, write_D, reads_KI=r, strength=amount))
         amounts[f'edit/{name}'] = STRENGTHS
-    for name in (name for name in block if name in ('mlp_in', 'mlp_gate', 'mlp_out', 'mlp_linear')):
+    for name in names.MLP_KINDS[cfg.model.mlp_kind[layer]][0]:
         svd = lowrank.spectrum(params, cfg.model, name, layer)
         full = lowrank.full_rank(cfg.model, name, svd)
         for keep in ('top', 'bottom'):
@@ -206,12 +206,6 @@ def divergence(logits, other_logits) -> jax.Array:
     return jnp.sum(jnp.exp(log_p) * (log_p - log_q), -1)
 
 
-def lead(logits, token_id: int) -> jax.Array:
-    """The logit of a token minus the best other one, over the last axis."""
-    others = jnp.where(jnp.arange(logits.shape[-1]) == token_id, -jnp.inf, logits)
-    return logits[..., token_id] - jnp.max(others, -1)
-
-
 def margins(params, batch, cfg: Config) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Logits of the model, and what every feed-forward adds to the noise logit over the best other one (nats).
 
@@ -228,10 +222,10 @@ def margins(params, batch, cfg: Config) -> tuple[jax.Array, dict[str, jax.Array]
         return model.apply(params, batch.tokens_BL, cfg=cfg.model, hooks=hooks)[0]
 
     whole_BLV, *without = jax.lax.map(run, jnp.array([-1, *layers]))
-    found = {'margin/model': masked_mean(lead(whole_BLV, noise_id), repeated_BL)}
+    found = {'margin/model': masked_mean(memory.lead(whole_BLV, noise_id), repeated_BL)}
     for layer, logits_BLV in zip(layers, without, strict=True):
         alone_BL = memory.noise_margin(params, batch.tokens_BL, noise_id, cfg=cfg.model, layers=(layer,))
-        found[f'margin/context/blocks.{layer}'] = masked_mean(lead(whole_BLV - logits_BLV, noise_id),
+        found[f'margin/context/blocks.{layer}'] = masked_mean(memory.lead(whole_BLV - logits_BLV, noise_id),
                                                               repeated_BL)
         found[f'margin/alone/blocks.{layer}'] = masked_mean(alone_BL, repeated_BL)
     return whole_BLV, found

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from lingrok import model
 from lingrok.config import Config
-from lingrok.tasks.base import Batch, masked_mean
+from lingrok.tasks.base import Batch, masked_mean, previous_token
 
 
 def noise_margin(params, tokens: jax.Array, noise_id: int, *, cfg, layers: tuple[int, ...]) -> jax.Array:
@@ -25,8 +25,20 @@ def noise_margin(params, tokens: jax.Array, noise_id: int, *, cfg, layers: tuple
     for layer in layers:
         x_BLD = model.feed_forward(params, x_BLD, cfg=cfg, layer=layer)
     logits = model.unembed(params, x_BLD, cfg=cfg)[0]
-    others = jnp.where(jnp.arange(logits.shape[-1]) == noise_id, -jnp.inf, logits)
-    return (logits[:, noise_id] - jnp.max(others, -1)).reshape(tokens.shape)
+    return lead(logits, noise_id).reshape(tokens.shape)
+
+
+def lead(logits, token_id: int) -> jax.Array:
+    """The logit of a token minus the best other one, over the last axis."""
+    others = jnp.where(jnp.arange(logits.shape[-1]) == token_id, -jnp.inf, logits)
+    return logits[..., token_id] - jnp.max(others, -1)
+
+
+def followers(tokens_BL: jax.Array) -> jax.Array:
+    """Boolean (B, L, M): keys, up to the query, that stand behind an earlier occurrence of the query's token."""
+    length = tokens_BL.shape[1]
+    same_BLM = previous_token(tokens_BL)[:, None] == tokens_BL[:, :, None]
+    return same_BLM & jnp.tril(jnp.ones((length, length), bool))
 
 
 def trigger_attention(pattern_BHLM: jax.Array, batch: Batch, noise_id: int) -> dict[str, jax.Array]:
@@ -36,9 +48,7 @@ def trigger_attention(pattern_BHLM: jax.Array, batch: Batch, noise_id: int) -> d
     """
     tokens_BL, answer_BL = batch.tokens_BL, batch.groups['answer_BL']
     repeated_BL = batch.groups['occurrence_BL'] >= 2
-    length = tokens_BL.shape[1]
-    previous_BM = jnp.pad(tokens_BL, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
-    follows_BLM = (previous_BM[:, None] == tokens_BL[:, :, None]) & jnp.tril(jnp.ones((length, length), bool))
+    length, follows_BLM = tokens_BL.shape[1], followers(tokens_BL)
     target_BLM = follows_BLM & (tokens_BL[:, None] == answer_BL[:, :, None])
     noise_BLM = follows_BLM & (tokens_BL[:, None] == noise_id)
     pattern_BLM = jnp.mean(pattern_BHLM, 1)

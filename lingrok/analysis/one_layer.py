@@ -22,7 +22,7 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec as P
 
-from lingrok import model, optim
+from lingrok import model, names, optim
 from lingrok.config import Config, require
 from lingrok.loss import loss_and_grad
 from lingrok.tasks.base import masked_mean
@@ -433,8 +433,7 @@ def network_parts(cfg: Config) -> dict[str, tuple[str, ...]]:
     """Roles of the matrices of the last feed-forward and of the last value path."""
     kind = cfg.model.mlp_kind[-1]
     require(kind != 'none', 'the last layer has no feed-forward; allowed: a run with one; see model.mlp_kind')
-    ff = {'mlp': ('mlp_in', 'mlp_out'), 'gated': ('mlp_gate', 'mlp_in', 'mlp_out')}.get(kind, ('mlp_linear',))
-    return {'ff': ff, 'attn': ('ov',) if cfg.model.value_output == 'merged' else ('v', 'o')}
+    return {'ff': names.MLP_KINDS[kind][0], 'attn': ('ov',) if cfg.model.value_output == 'merged' else ('v', 'o')}
 
 
 def _value_output(block, cfg: Config):

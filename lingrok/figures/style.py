@@ -100,7 +100,7 @@ def dynamics(series: Mapping, cfg, *, frame: Callable | None, curves: Sequence[s
         for axis, name in zip(panels, curves, strict=True):
             for color, (setting, replicas) in zip(COLORS, cfg.groups().items(), strict=False):
                 band(axis, steps, series[name].values[:, replicas], color=color, label=setting or 'model')
-            axis.set_xscale('symlog', linthresh=max(1, steps[1] if len(steps) > 1 else 1))
+            log_steps(axis, steps)
             axis.set_xlabel('step')
             axis.set_ylabel(name.replace('_', ' '))
         panels[0].legend(loc='best')
@@ -110,14 +110,25 @@ def dynamics(series: Mapping, cfg, *, frame: Callable | None, curves: Sequence[s
     return figure
 
 
+def log_steps(axis, steps) -> None:
+    """A logarithmic axis of steps with a place for step 0."""
+    axis.set_xscale('symlog', linthresh=max(1, steps[1] if len(steps) > 1 else 1))
+
+
+def letters(axes) -> None:
+    """a, b, c, ... above the panels."""
+    for letter, axis in zip('abcdefghijklmnop', np.ravel(axes), strict=False):
+        axis.annotate(letter, (0, 1), xycoords='axes fraction', xytext=(-28, 6), textcoords='offset points',
+                      fontweight='bold', fontsize=9)
+
+
 def finish(figure: Figure, axes, *, xlabel: str, note: str, one_legend: bool = False) -> None:
     """Letters, a legend above each panel or one above all, the label of the x axes, and what the error bars are."""
     entries, labels_of = {}, [axis.get_legend_handles_labels()[1] for axis in np.ravel(axes)]
     # Long legends of panels would run into each other.
     one_legend = one_legend or any(len(labels) > 6 or max(map(len, labels), default=0) > 26 for labels in labels_of)
-    for letter, axis in zip('abcdefghijklmnop', np.ravel(axes), strict=False):
-        axis.annotate(letter, (0, 1), xycoords='axes fraction', xytext=(-28, 6), textcoords='offset points',
-                      fontweight='bold', fontsize=9)
+    letters(axes)
+    for axis in np.ravel(axes):
         axis.set_xlabel(xlabel)
         handles, labels = axis.get_legend_handles_labels()
         entries |= dict(zip(labels, handles, strict=True))

@@ -18,6 +18,7 @@ from lingrok.figures.style import (
     band,
     finish,
     floor,
+    log_steps,
     new_figure,
     replicas_note,
     styled,
@@ -27,9 +28,8 @@ FIRST, SECOND = 'first copy', 'second copy'
 
 
 def _steps_axis(axes, steps) -> None:
-    """A logarithmic axis with a place for step 0."""
     for axis in np.ravel(axes):
-        axis.set_xscale('symlog', linthresh=max(1, steps[1] if len(steps) > 1 else 1))
+        log_steps(axis, steps)
         axis.set_xlim(0, max(1, steps[-1]))
 
 

@@ -18,6 +18,7 @@ from lingrok.figures.style import (
     SKY,
     TWO_COLUMNS,
     band,
+    letters,
     new_figure,
     replicas_note,
     styled,
@@ -26,12 +27,6 @@ from lingrok.figures.style import (
 ENTRIES = {'ff_noise': ('F[τ, q]', RED), 'value_other': ('V[τ, j]', BLUE), 'value_noise': ('V[τ, τ]', PURPLE),
            'value_trigger': ('V[τ, q]', SKY), 'value_copy': ('V[k, k]', GREEN), 'copy': ('V[k, k] − V[k, j]', GREEN)}
 MARGINS = {'margin_ff': ('FF', RED), 'margin_attn': ('attention', BLUE)}
-
-
-def letters(figure: Figure, axes) -> None:
-    for letter, axis in zip('abcdefghijklmnop', np.ravel(axes), strict=False):
-        axis.annotate(letter, (0, 1), xycoords='axes fraction', xytext=(-26, 4), textcoords='offset points',
-                      fontweight='bold', fontsize=9)
 
 
 def last(series: Mapping) -> dict:
@@ -104,7 +99,7 @@ def first_step(series: Mapping) -> Figure:
     width.minorticks_off()
     for axis in axes.flat:
         axis.legend(loc='best', handletextpad=0.3, fontsize=6)
-    letters(figure, axes)
+    letters(axes)
     figure.suptitle(f'first step of the one-layer model: {replicas_note(len(found["by_size/sd/ff_noise"]))}',
                     fontsize=8)
     return figure
@@ -232,7 +227,7 @@ def memory(series: Mapping) -> Figure:
     figure.colorbar(image, ax=maps, label='log2 common / contrast', fraction=0.05)
     values.legend(loc='lower right', fontsize=6)
     figure.legend(*probability.get_legend_handles_labels(), loc='outside lower center', ncols=3)
-    letters(figure, axes)
+    letters(axes)
     count = series['width/full/p_noise'].values.shape[1]
     figure.suptitle(f'a, b, d to f: exact, nothing is drawn at random; c: {replicas_note(count)}', fontsize=8)
     return figure
@@ -266,7 +261,7 @@ def network(series: Mapping, cfg: Config) -> Figure:
     axes[0].set_ylabel('change of lead (nats)')
     axes[2].set_ylabel('mean / sd')
     axes[0].legend(loc='best')
-    letters(figure, axes)
+    letters(axes)
     count = min(map(len, cfg.groups().values()))
     figure.suptitle(f'{cfg.name}, step {series["size"].steps[-1]}: {replicas_note(count)}', fontsize=8)
     return figure

@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The tensors of a model: those outside the blocks and those of every block, by role, and names left aside."""
+    """The tensors of a model: those outside the blocks and those of every block, by role."""
 
     top: dict[str, Part]
     block: dict[str, Part]

@@ -67,3 +67,13 @@ def label_log_probs(logits_BLV, labels_BL):
     logits_BLV = logits_BLV.astype(jnp.float32)
     picked_BL = jnp.take_along_axis(logits_BLV, labels_BL[..., None], -1)[..., 0]
     return picked_BL - jax.nn.logsumexp(logits_BLV, -1)
+
+
+def divergence(law, logits):
+    """Kullback-Leibler divergence in nats of softmax(logits) from a law, over the last axis of both (..., V)."""
+    return jnp.sum(jax.scipy.special.xlogy(law, law) - law * jax.nn.log_softmax(logits.astype(jnp.float32)), -1)
+
+
+def previous_token(tokens_BL):
+    """The token before each position (B, L), -1 at the first one."""
+    return jnp.pad(tokens_BL, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]

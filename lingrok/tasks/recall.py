@@ -21,7 +21,7 @@ import numpy as np
 
 from lingrok.config import check_fields, key, register_task, require, suggest
 from lingrok.tasks import bigrams
-from lingrok.tasks.base import Batch, label_log_probs, masked_mean
+from lingrok.tasks.base import Batch, label_log_probs, masked_mean, previous_token
 
 START = 10  # positions of accuracy_start
 MAX_OCCURRENCE = 8  # accuracy is reported for occurrences 1 to this; the last bin holds all later ones
@@ -257,7 +257,7 @@ class Recall:
         p_noise_BL = jnp.exp(label_log_probs(logits_BLV, noise_BL))
         by_parity = {}
         if self.noise_law == 'previous':
-            before_BL = jnp.pad(batch.tokens_BL, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
+            before_BL = previous_token(batch.tokens_BL)
             by_parity = {f'p_noise_{name}': masked_mean(p_noise_BL, repeated_BL & (before_BL % 2 == parity))
                          for parity, name in enumerate(('even', 'odd'))}
         return {
@@ -296,8 +296,7 @@ class Recall:
         target with odds prior(noise) : (1 - prior(noise)) noise_prob^n. One other token behind it gives the target.
         """
         tokens_BL, labels_BL, triggers_Bk = batch.tokens_BL, batch.targets_BL, batch.groups['triggers_Bk']
-        before_BL = jnp.pad(tokens_BL, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
-        alpha_BL = self.noise_probs(state, before_BL)
+        alpha_BL = self.noise_probs(state, previous_token(tokens_BL))
         match_BLk = tokens_BL[:, :, None] == triggers_Bk[:, None]
         label_is_noise_BL = labels_BL == self.noise_id
         noise_BLk, other_BLk = (match_BLk & x[:, :, None] for x in (label_is_noise_BL, ~label_is_noise_BL))

@@ -30,7 +30,7 @@ import numpy as np
 
 from lingrok.config import check_fields, key, register_task, require
 from lingrok.tasks import bigrams
-from lingrok.tasks.base import Batch, label_log_probs, masked_mean
+from lingrok.tasks.base import Batch, divergence, label_log_probs, masked_mean
 
 OTHER = '\ufffd'  # the symbol of rare characters
 MAX_SYMBOLS = 256  # the trigram law is a dense V x V x V array
@@ -210,11 +210,6 @@ class Text:
                  for quantity, mask_BL in places.items() for law, p_BL in probs.items()}
         kl_V = divergence(state.bigram_VV, jnp.log(state.unigram_V))
         return found | {'bigram_kl/unigram': jnp.mean(kl_V[tokens_BL])}
-
-
-def divergence(law, logits):
-    """Kullback-Leibler divergence in nats of softmax(logits) from a law, over the last axis of both (..., V)."""
-    return jnp.sum(jax.scipy.special.xlogy(law, law) - law * jax.nn.log_softmax(logits.astype(jnp.float32)), -1)
 
 
 def _recurring(names_BL):
