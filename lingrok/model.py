@@ -150,6 +150,63 @@ def trunk(params, tokens_BL: jax.Array, *, cfg: ModelConfig, queries: slice = sl
     return Transformer(cfg).apply({'params': params}, tokens_BL, _Tap({}, (), cfg), queries, method='trunk')
 
 
+def embed(params, tokens_BL: jax.Array, *, cfg: ModelConfig) -> jax.Array:
+    """The residual stream before the first block (B, L, D)."""
+    return Transformer(cfg).apply({'params': params}, tokens_BL, _Tap({}, (), cfg), method='embed')
+
+
+def block(block_params, h_BLD: jax.Array, *, cfg: ModelConfig, layer: int, hooks: Mapping[str, Hook] | None = None,
+          capture: Sequence[str] = ()) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """One block: the residual stream behind it (B, L, D), and what is captured.
+
+    block_params: params['blocks_<layer>']. hooks and capture as in `apply`, with names without their 'blocks.N.'.
+    """
+    prefix = f'blocks.{layer}.'
+    tap = _Tap({prefix + name: hook for name, hook in (hooks or {}).items()}, [prefix + name for name in capture], cfg)
+    h_BLD = Block(cfg, layer).apply({'params': block_params}, h_BLD, tap)
+    require(set(tap.hooks) == tap.fired, f'hooks on {sorted(set(tap.hooks) - tap.fired)} were never reached')
+    return h_BLD, {name.removeprefix(prefix): value for name, value in tap.captured.items()}
+
+
+def head(params, h: jax.Array, *, cfg: ModelConfig) -> jax.Array:
+    """Logits (..., V) of the residual stream behind the last block (..., D)."""
+    return Transformer(cfg).apply({'params': params}, h, _Tap({}, (), cfg), method='head')
+
+
+class Cache(NamedTuple):
+    """What a model keeps of the tokens it has read, for `step`: B rows of M slots.
+
+    keys, values: one array (B G, M, K) a block. filled: slots in use. first_B: first slot of a row that is no padding.
+    """
+
+    keys: tuple[jax.Array, ...]
+    values: tuple[jax.Array, ...]
+    filled: jax.Array
+    first_B: jax.Array
+
+
+def empty_cache(cfg: ModelConfig, first_B: jax.Array, slots: int) -> Cache:
+    """A cache for `slots` tokens a row, the first `first_B` (B,) of which will be padding."""
+    require(0 < slots <= cfg.max_len, f'{slots} tokens; allowed: 1 to max_len={cfg.max_len}')
+    require(not cfg.conv_width and not cfg.num_types, 'a model with model.conv_width or model.num_types reads whole '
+            'sequences only; use apply')
+    rows = first_B.shape[0] * cfg.num_kv_heads
+    width = cfg.d_model if cfg.value_output == 'merged' else cfg.d_head
+    arrays = [tuple(jnp.zeros((rows, slots, w), cfg.dtype) for _ in range(cfg.num_layers)) for w in (cfg.d_head, width)]
+    return Cache(*arrays, jnp.int32(0), first_B)
+
+
+def step(params, tokens_BL: jax.Array, cache: Cache, *, cfg: ModelConfig) -> tuple[jax.Array, Cache]:
+    """Logits (B, V) behind the last of L further tokens of every row, and the cache with them.
+
+    Those of `apply` on the whole row without its padding, up to rounding. Rows are padded on the left, so that all end
+    in the same slot; a position is counted from the first token that is none.
+    """
+    memory = _Memory(cache, tokens_BL.shape[1])
+    logits_B1V = Transformer(cfg).apply({'params': params}, tokens_BL, _Tap({}, (), cfg), memory, method='step')
+    return logits_B1V[:, 0], memory.extended()
+
+
 def tail(params, h: jax.Array, z: jax.Array, *, cfg: ModelConfig) -> jax.Array:
     """Logits (..., V) from the outputs of `trunk` at any selection of positions: h (..., D) and z (..., H, K)."""
     return Transformer(cfg).apply({'params': params}, h, z, _Tap({}, (), cfg), method='tail')
@@ -193,6 +250,29 @@ class _Tap:
         return value
 
 
+class _Memory:
+    """Where the new tokens stand in a cache, and the keys and values of each block as it is reached."""
+
+    def __init__(self, cache: Cache, length: int):
+        self.cache, self.keys, self.values = cache, [], []
+        self.slot_L = cache.filled + jnp.arange(length)
+        self.position_BL = jnp.maximum(self.slot_L - cache.first_B[:, None], 0)
+
+    def __call__(self, k, v):
+        """All keys and values (B G, M, K) of the next block, from those of the new tokens (B G, L, K)."""
+        for pool, old, new in ((self.keys, self.cache.keys, k), (self.values, self.cache.values, v)):
+            pool.append(jax.lax.dynamic_update_slice_in_dim(old[len(pool)], new, self.cache.filled, 1))
+        return self.keys[-1], self.values[-1]
+
+    def visible_BLM(self, queries: slice):
+        """Which slots a query reads: those up to its own that are no padding. Padding reads itself, not to be NaN."""
+        slot_L1, slot_M = self.slot_L[queries, None], jnp.arange(self.cache.keys[0].shape[1])
+        return (slot_M <= slot_L1) & (slot_M >= self.cache.first_B[:, None, None]) | (slot_M == slot_L1)
+
+    def extended(self) -> Cache:
+        return Cache(tuple(self.keys), tuple(self.values), self.cache.filled + self.slot_L.size, self.cache.first_B)
+
+
 class Transformer(nn.Module):
     """The whole model; use it through the functions above."""
 
@@ -206,16 +286,25 @@ class Transformer(nn.Module):
     def __call__(self, tokens_BL, tap):
         return self.tail(*self.trunk(tokens_BL, tap), tap)
 
-    def trunk(self, tokens_BL, tap, queries=slice(None)):
+    def trunk(self, tokens_BL, tap, queries=slice(None), memory=None):
         """Everything up to what the heads of the last block read: its input (B, L, D) and z (B, L, H, K)."""
-        h_BLD = tap('embed', self._embed(tokens_BL).astype(self.cfg.dtype))
+        h_BLD = self.embed(tokens_BL, tap, memory)
         for block in self.blocks[:-1]:
-            h_BLD = block(h_BLD, tap)
-        return self.blocks[-1].attend(h_BLD, tap, queries)
+            h_BLD = block(h_BLD, tap, memory)
+        return self.blocks[-1].attend(h_BLD, tap, queries, memory)
+
+    def embed(self, tokens_BL, tap, memory=None):
+        return tap('embed', self._embed(tokens_BL, memory).astype(self.cfg.dtype))
 
     def tail(self, h, z, tap):
         """Logits from what `trunk` returns. No position reads another one: any selection of positions will do."""
-        return self.unembedded(tap('final', self._final_norm(self.blocks[-1].finish(h, z, tap))), tap)
+        return self.head(self.blocks[-1].finish(h, z, tap), tap)
+
+    def head(self, h, tap):
+        return self.unembedded(tap('final', self._final_norm(h)), tap)
+
+    def step(self, tokens_BL, tap, memory):
+        return self.tail(*self.trunk(tokens_BL, tap, slice(-1, None), memory), tap)
 
     def unembedded(self, h, tap):
         unembed_DV = self.w['embed'].T if self.cfg.tied else self.w['unembed']
@@ -227,7 +316,7 @@ class Transformer(nn.Module):
     def _final_norm(self, h):
         return _norm(self.cfg, self.w, 'norm', h) if self.cfg.norm_position == 'pre' else h
 
-    def _embed(self, tokens_BL):
+    def _embed(self, tokens_BL, memory=None):
         cfg, length = self.cfg, tokens_BL.shape[1]
         x_BLD = self.w['embed'][tokens_BL]
         if cfg.num_types:
@@ -238,9 +327,10 @@ class Transformer(nn.Module):
             # taps[j] weighs the embedding j positions back.
             x_BLD = sum(taps[j] * padded[:, back - j :][:, :length] for j in range(cfg.conv_width))
         if cfg.position == 'learned':
-            x_BLD = x_BLD + self.w['pos'][None, :length]
+            # A slice where it will do: the gradient of a gather is slow.
+            x_BLD = x_BLD + (self.w['pos'][memory.position_BL] if memory else self.w['pos'][None, :length])
         elif cfg.position == 'sinusoidal':
-            x_BLD = x_BLD + _sinusoids(length, cfg.d_model)[None]
+            x_BLD = x_BLD + _sinusoids(memory.position_BL if memory else jnp.arange(length)[None], cfg.d_model)
         return x_BLD
 
 
@@ -253,15 +343,15 @@ class Block(nn.Module):
     def setup(self):
         self.w = {role: _declare(self, role, spec) for role, spec in block_specs(self.cfg, self.layer).items()}
 
-    def __call__(self, h_BLD, tap):
-        return self.finish(*self.attend(h_BLD, tap), tap)
+    def __call__(self, h_BLD, tap, memory=None):
+        return self.finish(*self.attend(h_BLD, tap, memory=memory), tap)
 
-    def attend(self, h_BLD, tap, queries=slice(None)):
+    def attend(self, h_BLD, tap, queries=slice(None), memory=None):
         """The input of the block and what its heads read, z (B, L, H, K), at the positions `queries`."""
         cfg, tap = self.cfg, self._named(tap)
         heads, groups, width = cfg.num_heads, cfg.num_kv_heads, cfg.d_head
         batch, length, _ = h_BLD.shape
-        position_M, position_L = jnp.arange(length), jnp.arange(length)[queries]
+        position_BL = memory.position_BL if memory else jnp.arange(length)[None]
         h_BLD = tap('resid_pre', h_BLD)
         x_BLD = self._norm('attn_norm', h_BLD, 'pre')
         q_BLD = x_BLD[:, queries]
@@ -270,22 +360,25 @@ class Block(nn.Module):
         value = 'ov' if cfg.value_output == 'merged' else 'v'
         v_BMGK = self._linear(value, x_BLD).reshape(batch, length, groups, -1)
         if cfg.position == 'rope' and (not cfg.rope_layers or self.layer in cfg.rope_layers):
-            q_BLHK, k_BMGK = _rotate(q_BLHK, position_L, cfg), _rotate(k_BMGK, position_M, cfg)
+            q_BLHK, k_BMGK = _rotate(q_BLHK, position_BL[:, queries], cfg), _rotate(k_BMGK, position_BL, cfg)
         q_BLHK, k_BMGK, v_BMGK = tap('attn.q', q_BLHK), tap('attn.k', k_BMGK), tap('attn.v', v_BMGK)
         # One matrix product a key-value head and sequence, which XLA runs faster than any other form of the einsum:
         # query head h reads key-value head h // (H / G), and the J = H / G queries of one head follow each other.
-        q = q_BLHK.reshape(batch, position_L.size, groups, -1, width).transpose(0, 2, 3, 1, 4)
+        num_queries = q_BLHK.shape[1]
+        q = q_BLHK.reshape(batch, num_queries, groups, -1, width).transpose(0, 2, 3, 1, 4)
         q = q.reshape(batch * groups, -1, width)
         k, v = (x.transpose(0, 2, 1, 3).reshape(batch * groups, length, -1) for x in (k_BMGK, v_BMGK))
+        k, v = memory(k, v) if memory else (k, v)
         scores = jnp.einsum('nqk,nmk->nqm', q, k, preferred_element_type=jnp.float32)
         if cfg.scale_scores:
             scores = scores / jnp.sqrt(jnp.float32(width))
-        scores_BHLM = tap('attn.scores', scores.reshape(batch, heads, -1, length))
-        causal_LM = position_L[:, None] >= position_M
-        pattern_BHLM = jax.nn.softmax(jnp.where(causal_LM, scores_BHLM, -jnp.inf), -1).astype(x_BLD.dtype)
+        scores_BHLM = tap('attn.scores', scores.reshape(batch, heads, num_queries, -1))
+        causal_BLM = memory.visible_BLM(queries) if memory else (
+            jnp.arange(length)[queries, None] >= jnp.arange(length))[None]
+        pattern_BHLM = jax.nn.softmax(jnp.where(causal_BLM[:, None], scores_BHLM, -jnp.inf), -1).astype(x_BLD.dtype)
         pattern_BHLM = tap('attn.pattern', pattern_BHLM)
-        z = jnp.einsum('nqm,nmk->nqk', pattern_BHLM.reshape(batch * groups, -1, length), v)
-        z_BLHK = z.reshape(batch, heads, position_L.size, -1).transpose(0, 2, 1, 3)
+        z = jnp.einsum('nqm,nmk->nqk', pattern_BHLM.reshape(batch * groups, -1, pattern_BHLM.shape[-1]), v)
+        z_BLHK = z.reshape(batch, heads, num_queries, -1).transpose(0, 2, 1, 3)
         return h_BLD[:, queries], tap('attn.z', z_BLHK)
 
     def finish(self, h, z, tap):
@@ -349,19 +442,19 @@ def _dot(x, w):
     return flat.reshape(*x.shape[:-1], w.shape[-1])
 
 
-def _sinusoids(length: int, width: int):
-    """Sine and cosine position vectors (L, D) with wavelengths 2 pi to 20000 pi (arXiv 1706.03762)."""
-    angles = jnp.arange(length)[:, None] * 10000.0 ** (-2 * (jnp.arange(width)[None] // 2) / width)
+def _sinusoids(position_BL, width: int):
+    """Sine and cosine position vectors (B, L, D) with wavelengths 2 pi to 20000 pi (arXiv 1706.03762)."""
+    angles = position_BL[..., None] * 10000.0 ** (-2 * (jnp.arange(width)[None] // 2) / width)
     return jnp.where(jnp.arange(width)[None] % 2 == 0, jnp.sin(angles), jnp.cos(angles))
 
 
-def _rotate(x_BLHK, position_L, cfg: ModelConfig):
+def _rotate(x_BLHK, position_BL, cfg: ModelConfig):
     """Rotary position embedding (arXiv 2104.09864) of the first `rope_fraction` of the head width, in float32."""
     width = rotary_width(cfg)
     freqs = cfg.rope_base ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
     if cfg.rope_factors:
         freqs = freqs / jnp.array(cfg.rope_factors)
-    angles = (position_L.astype(jnp.float32)[:, None] * freqs)[None, :, None]
+    angles = (position_BL.astype(jnp.float32)[..., None] * freqs)[:, :, None]
     rotated, rest = x_BLHK[..., :width].astype(jnp.float32), x_BLHK[..., width:]
     if cfg.rope_interleaved:
         a, b = rotated[..., 0::2], rotated[..., 1::2]

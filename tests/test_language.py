@@ -66,11 +66,11 @@ def test_the_fixtures_have_what_can_go_wrong():
 
 @pytest.mark.parametrize('name', MODELS)
 def test_parameters_are_those_of_the_config(name):
-    cfg, params, _ = load(name)
+    cfg, params, *_ = load(name)
     specs = model.parameter_specs(cfg)
     shapes = jax.tree.map(lambda spec: spec.shape, specs, is_leaf=lambda x: isinstance(x, model.Spec))
     assert shapes == jax.tree.map(np.shape, params)
-    assert all(type(x) is np.ndarray and x.dtype == np.float32 for x in jax.tree.leaves(params))
+    assert all(isinstance(x, jax.Array) and x.dtype == np.float32 for x in jax.tree.leaves(params))
     # Only biases that a family lacks beside others are zero.
     zero = {path[-1].key for path, x in jax.tree.leaves_with_path(params) if not x.any()}
     attention = {'q_bias', 'k_bias', 'v_bias', 'o_bias'}
@@ -207,6 +207,7 @@ import pathlib, sys, jax, lingrok
 def memory(key):  # kB
     return int(pathlib.Path('/proc/self/status').read_text().split(key + ':')[1].split()[0])
 
+jax.device_put(0.0)  # starts jax
 pathlib.Path('/proc/self/clear_refs').write_text('5')  # VmHWM is the highest from now on
 before = memory('VmRSS')
 params = lingrok.load_pretrained(sys.argv[1]).params

@@ -35,32 +35,38 @@ LEFT_ASIDE = r'(^|\.)(attn|attention)\.(masked_)?bias$|rotary_emb\.inv_freq$|^ro
 
 
 class Pretrained(NamedTuple):
-    """A loaded model; `tokenizer` is a `tokenizers.Tokenizer`."""
+    """A loaded model; `tokenizer` is a `tokenizers.Tokenizer`, `end_ids` are the tokens that end an answer."""
 
     config: ModelConfig
     params: dict[str, Any]
     tokenizer: Any
+    end_ids: tuple[int, ...] = ()
 
 
 def load_pretrained(path_or_name, revision: str | None = None, dtype: str = 'float32') -> Pretrained:
     """A model from a Hugging Face folder, a GGUF file, 'smollm2' or a name 'owner/model' of the hub.
 
     revision: branch, tag or commit of a hub name, without which there is no network. dtype: float32 or bfloat16, of
-    parameters (numpy) and activations. Tensors are read one by one from mapped files, the largest first, so that memory
-    peaks at little more than the parameters. Anything damaged or not understood raises ConfigError in one line.
+    parameters, on the default device, and activations. Tensors are read one by one from mapped files, the largest
+    first, so that memory peaks at little more than the parameters. Anything damaged or not understood raises
+    ConfigError in one line.
     """
     require(dtype in ('float32', 'bfloat16'), f'dtype={dtype!r}; allowed: float32, bfloat16')
     path = _find(path_or_name, revision)
     where = str(path)
     if path.is_dir():
-        cfg, layout = families.config(safetensors_file.read_json(path / 'config.json'), f'{where}/config.json', dtype)
+        tree = safetensors_file.read_json(path / 'config.json')
+        cfg, layout = families.config(tree, f'{where}/config.json', dtype)
+        end = tree.get('eos_token_id')
         tensors, tokenizer = safetensors_file.load_folder(path), tokenizers.from_folder(path)
     else:
         metadata, tensors = gguf_file.load(path)
         cfg, layout = families.gguf_config(metadata, tensors, where, dtype)
-        tokenizer = tokenizers.from_gguf(metadata, where)
+        tokenizer, end = tokenizers.from_gguf(metadata, where), metadata.get('tokenizer.ggml.eos_token_id')
     tokenizers.check(tokenizer, cfg.vocab_size, where)
-    return Pretrained(cfg, _params(cfg, layout, _plain_names(tensors, where), where), tokenizer)
+    end_ids = [] if end is None else end if isinstance(end, list) else [end]
+    require(all(type(x) is int for x in end_ids), f'{where}: eos_token_id={str(end)[:80]!r}; allowed: tokens')
+    return Pretrained(cfg, _params(cfg, layout, _plain_names(tensors, where), where), tokenizer, tuple(end_ids))
 
 
 def encode(pretrained: Pretrained, text: str) -> np.ndarray:
@@ -129,15 +135,23 @@ def _params(cfg: ModelConfig, layout: families.Layout, tensors: dict, where: str
     params: dict[str, Any] = {}
     # The largest first: what its expansion takes beside it is then less than what is still to come.
     for path, shape in sorted(shapes.items(), key=lambda item: -math.prod(item[1])):
-        value = np.zeros(shape, jnp.dtype(cfg.dtype))
+        value = _aligned(shape, jnp.dtype(cfg.dtype))
         if path in parts:  # or there is no such bias, beside others
             stored = tensors[parts[path].name].read()
             require(jnp.issubdtype(stored.dtype, jnp.floating), f'{where}: {parts[path].name} is {stored.dtype}; '
                     'allowed: floating point')
             value[...] = parts[path].view(stored)
         tree = params if len(path) == 1 else params.setdefault(path[0], {})
-        tree[path[-1]] = value
+        tree[path[-1]] = jax.device_put(value)
     return params
+
+
+def _aligned(shape, dtype) -> np.ndarray:
+    """Zeros that jax takes over on a CPU without a copy."""
+    size, align = math.prod(shape) * dtype.itemsize, 64
+    raw = np.zeros(size + align, np.uint8)
+    start = -raw.ctypes.data % align
+    return raw[start : start + size].view(dtype).reshape(shape)
 
 
 def _check(parts: dict, tensors: dict, cfg: ModelConfig, where: str) -> None:
