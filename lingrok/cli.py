@@ -251,6 +251,40 @@ def calculation(measure: Callable, figure: Callable, *, expected: Sequence[Expec
     main(go)
 
 
+def language_model(measure: Callable, figure: Callable, *, expected: Sequence[Expected] = ()) -> None:
+    """The main program of a script that studies a pretrained language model: `script.py --model=smollm2`.
+
+    The files are those of `experiment`, in runs/lm/<model> or the folder --out, which exists once `measure` is called.
+
+    Args:
+        measure: (model, seed, folder) -> {name: Series}, the replicas being texts; model: a `language.Pretrained`;
+            folder: where to keep what a killed script goes on from.
+        figure: (series) -> Figure.
+        expected: numbers to print beside the measured ones.
+    """
+    own = {'module_name': sys.argv[0]}
+    name = flags.DEFINE_string('model', 'smollm2', 'smollm2, a Hugging Face folder, a .gguf file, or a hub name '
+                               'owner/model', **own)
+    revision = flags.DEFINE_string('revision', '', 'branch, tag or commit of a hub name', **own)
+    dtype = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'of parameters and activations', **own)
+    seed = flags.DEFINE_integer('seed', 0, 'of all that is drawn', lower_bound=0, **own)
+    out = flags.DEFINE_string('out', '', 'folder of the results; by default runs/lm/<model>', **own)
+
+    def go() -> None:
+        from lingrok.pretrained.language import load_pretrained
+
+        asked = f'{name.value}@{revision.value}' if revision.value else name.value
+        directory = _folder(out.value, Path('runs/lm') / asked.strip('./').replace('/', '_'))
+        model = load_pretrained(name.value, revision.value or None, dtype.value)
+        directory.mkdir(parents=True, exist_ok=True)
+        series = measure(model, seed.value, directory)
+        report = {'caption': ' '.join((figure.__doc__ or '').split()), 'model': asked, 'dtype': dtype.value,
+                  'seed': seed.value, 'expected': _compare(series, {'': slice(None)}, expected)}
+        _write_results(figure(series), directory, Path(sys.argv[0]).stem, series, report)
+
+    main(go)
+
+
 def _folder(asked: str, default: Path) -> Path:
     """The folder of the results; raises before anything is computed if it cannot be one."""
     from lingrok.config import require
