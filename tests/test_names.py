@@ -13,7 +13,8 @@ from lingrok.config import ModelConfig
 # A file imports only what stands in an earlier row, or in its own package. A new file takes its place here.
 ORDER = (
     ('names',), ('config',), ('tasks',), ('model',), ('optim',), ('loss',), ('metrics',), ('train',),
-    ('checkpoint', 'log', 'pretrained'), ('analysis',), ('figures',), ('run',), ('launch', 'sweep', 'verify'), ('cli',),
+    ('checkpoint', 'log', 'pretrained'), ('analysis',), ('lm',), ('figures',), ('run',), ('launch', 'sweep', 'verify'),
+    ('cli',),
 )
 RANK = {name: rank for rank, row in enumerate(ORDER) for name in row}
 FILES = sorted((ROOT / 'lingrok').rglob('*.py'))

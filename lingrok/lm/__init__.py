@@ -1,0 +1,1 @@
+"""Pretrained language models at work: prompts, a forward pass that shares prefixes, generation."""
