@@ -10,7 +10,7 @@ setup(
     license='Apache-2.0',
     python_requires='>=3.11',
     packages=find_packages(include=['lingrok', 'lingrok.*']),
-    package_data={'lingrok.tasks': ['*.json']},
+    package_data={'lingrok.lm': ['*.jsonl'], 'lingrok.tasks': ['*.json']},
     install_requires=[
         'jax>=0.8',
         'flax>=0.12',
