@@ -1,5 +1,6 @@
 """Runs a sweep: all points of a config's `get_sweep`, in as few compiled programs as fit.
 
+    python experiments/sweep.py --list_configs                                every config file and its variants
     python experiments/sweep.py --config=configs/recall.py:demo --list        points, programs, parameters, memory
     python experiments/sweep.py --config=configs/recall.py:demo --dry_run     the same, and measured seconds a step
     python experiments/sweep.py --config=configs/recall.py:demo               all programs, one after the other
@@ -24,6 +25,7 @@ from lingrok import cli
 
 _CONFIG = config_flags.DEFINE_config_file('config', help_string='configs/<file>.py:<variant>')
 _WORKDIR = flags.DEFINE_string('workdir', '', 'sweep directory; by default runs/<name>-sweep-<id>')
+_LIST_CONFIGS = flags.DEFINE_bool('list_configs', False, 'show every config file and its variants; run nothing')
 _LIST = flags.DEFINE_bool('list', False, 'show points, programs, parameters and memory; run nothing')
 _DRY_RUN = flags.DEFINE_bool('dry_run', False, 'as --list, and measure the seconds of a few steps')
 _INDEX = flags.DEFINE_integer('index', None, 'run this program alone; with --status, show its log')
@@ -39,6 +41,9 @@ MEASURED_STEPS = 20
 
 
 def main() -> int:
+    if _LIST_CONFIGS.value:
+        print(cli.list_configs(Path(__file__).resolve().parent.parent / 'configs'))
+        return 0
     if _STATUS.value:
         return _show_status(Path(_existing()))
     if _COLLECT.value:

@@ -39,4 +39,4 @@ def main(paths: list[str]) -> int:
 
 
 if __name__ == '__main__':
-    sys.exit(main(sys.argv[1:]))
+    cli.main(main, paths=True)

@@ -6,8 +6,11 @@ import difflib
 import errno
 import json
 import os
+import re
 import sys
+import textwrap
 import traceback
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,13 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import flags
 
+from lingrok.metrics import ABSENT
+
 _MULTIHOST = flags.DEFINE_bool(
     'multihost', False, 'one of several processes, as a rule one a host, that train together: TPU pods, SLURM and Open '
     'MPI are detected; elsewhere set JAX_COORDINATOR_ADDRESS=host:port, JAX_NUM_PROCESSES and JAX_PROCESS_ID')
 
 CSV_LIMIT = 10**5
-
-ABSENT = 'not in this run'  # a quantity to compare with
+FILM = 24  # most frames of a figure at every step
 EXIT_FAILED, EXIT_USAGE, EXIT_NAN = 1, 2, 4  # after a signal: 128 + its number, as a shell expects
 
 
@@ -128,7 +132,7 @@ def config_argument(argv: list[str]) -> str:
 
 def _problem(error: Exception, argv: list[str]) -> str:
     """What is wrong with the flags, in one line."""
-    from lingrok.config import ConfigError, suggest
+    from lingrok.config import ConfigError, unknown_key
 
     chain = [error]
     while (inner := chain[-1].__cause__ or (None if chain[-1].__suppress_context__ else chain[-1].__context__)):
@@ -149,7 +153,7 @@ def _problem(error: Exception, argv: list[str]) -> str:
         if keys and key not in keys and f'{key}.' not in {name[: len(key) + 1] for name in keys}:
             group = [name for name in keys if name.rpartition('.')[0] == key.rpartition('.')[0]]
             near = difflib.get_close_matches(key, keys, 1)
-            return f'the config has no key {key!r}; {suggest(key, group or near or keys)}'
+            return unknown_key('the config', key, group or near or keys)
     if isinstance(error, flags.Error):
         allowed = {'invalid literal for int': 'a whole number', 'convert string to float': 'one number'}
         hint = next((f'; allowed: {kind}; values that differ between replicas go into config.vary'
@@ -173,6 +177,23 @@ def _leaves(tree: Mapping, prefix: str = ''):
             yield prefix + name
 
 
+def list_configs(folder: Path) -> str:
+    """Every config file of a folder with the first line of its docstring, and its variants as --config takes them."""
+    from lingrok.sweep import load_config_file
+
+    lines = []
+    for path in sorted(folder.glob('*.py')):
+        shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+        try:
+            module = load_config_file(path)
+            title, variants = (module.__doc__ or '').partition('\n')[0], getattr(module, 'VARIANTS', ())
+        except Exception as error:  # a file that somebody is writing does not hide the others
+            title, variants = f'cannot be read: {type(error).__name__}: {error}', ()
+        lines += [f'{shown}  {title}', *textwrap.wrap(' '.join(f':{name}' for name in variants if name), 112,
+                                                      initial_indent='    ', subsequent_indent='    ')]
+    return '\n'.join(lines)
+
+
 class Expected(NamedTuple):
     """A number to compare with: of what, which, from where, and the quantity measured here ('name' or 'name[3]')."""
 
@@ -187,7 +208,8 @@ def experiment(measure: Callable, figure: Callable, *, task: str, expected: Sequ
     """The main program of an analysis script: `script.py RUN` measures a run directory and draws one figure.
 
     Writes <name>.png, .pdf, .csv (the numbers) and .json (caption, expected numbers beside the measured ones) to the
-    `figures` folder of the run, where <name> is that of the script, and prints the comparison.
+    `figures` folder of the run, where <name> is that of the script, and prints the comparison. Several steps make
+    <name>_steps.png and so on, and where that is another figure, the whole one at each step, <name>_steps/<step>.png.
 
     Args:
         measure: (run, steps=..., seed=...) -> {name: Series}; as a rule `run.measure(fn, ...)`.
@@ -207,6 +229,7 @@ def experiment(measure: Callable, figure: Callable, *, task: str, expected: Sequ
     def go(paths: list[str]) -> None:
         from lingrok import figures
         from lingrok.config import require
+        from lingrok.log import Series
         from lingrok.run import load_run
 
         run = load_run(one_path(paths))
@@ -220,9 +243,12 @@ def experiment(measure: Callable, figure: Callable, *, task: str, expected: Sequ
         drawn = figures.style.dynamics(series, run.config, frame=frame, curves=curves) if several else figure(
             series, run.config)
         stem = f'{name}_steps' if several else name
-        report = {'caption': ' '.join((figure.__doc__ or '').split()), 'run': str(run.path), 'steps': chosen,
-                  'seed': seed.value, 'expected': compare(series, run.config, expected)}
+        report = {'caption': figures.style.caption(figure), 'run': str(run.path), 'steps': chosen, 'seed': seed.value,
+                  'expected': compare(series, run.config, expected)}
         _write_results(drawn, directory, stem, series, report)
+        if several:
+            _write_film(lambda until: figure({key: Series(x.steps[: until + 1], x.values[: until + 1])
+                                              for key, x in series.items()}, run.config), chosen, directory / stem)
 
     main(go, paths=True)
 
@@ -244,9 +270,10 @@ def calculation(measure: Callable, figure: Callable, *, expected: Sequence[Expec
     def go() -> None:
         directory = _folder(out.value, Path('runs/theory'))
         series = measure(seed.value)
-        report = {'caption': ' '.join((figure.__doc__ or '').split()), 'seed': seed.value,
+        drawn = figure(series)
+        report = {'caption': drawn.get_label(), 'seed': seed.value,
                   'expected': _compare(series, {'': slice(None)}, expected)}
-        _write_results(figure(series), directory, Path(sys.argv[0]).stem, series, report)
+        _write_results(drawn, directory, Path(sys.argv[0]).stem, series, report)
 
     main(go)
 
@@ -254,11 +281,13 @@ def calculation(measure: Callable, figure: Callable, *, expected: Sequence[Expec
 def language_model(measure: Callable, figure: Callable, *, expected: Sequence[Expected] = ()) -> None:
     """The main program of a script that studies a pretrained language model: `script.py --model=smollm2`.
 
-    The files are those of `experiment`, in runs/lm/<model> or the folder --out, which exists once `measure` is called.
+    With --models or --revisions it does so for one model after the other, the checkpoints of one training as a rule,
+    and a killed script goes on with the next one. The files are those of `experiment`, in runs/lm/<model> or the folder
+    --out, which exists once `measure` is called.
 
     Args:
-        measure: (model, seed, folder) -> {name: Series}, the replicas being texts; model: a `language.Pretrained`;
-            folder: where to keep what a killed script goes on from.
+        measure: (model, seed, folder) -> {name: Series}, of one step, the replicas being texts; model: a
+            `language.Pretrained`; folder: where to keep what a killed script goes on from.
         figure: (series) -> Figure.
         expected: numbers to print beside the measured ones.
     """
@@ -266,6 +295,9 @@ def language_model(measure: Callable, figure: Callable, *, expected: Sequence[Ex
     name = flags.DEFINE_string('model', 'smollm2', 'smollm2, a Hugging Face folder, a .gguf file, or a hub name '
                                'owner/model', **own)
     revision = flags.DEFINE_string('revision', '', 'branch, tag or commit of a hub name', **own)
+    models = flags.DEFINE_list('models', [], 'several folders or files instead of --model, such as the checkpoints of '
+                               'one training; a number at the end of a name is its step', **own)
+    revisions = flags.DEFINE_list('revisions', [], 'several revisions of the hub name, such as step0,step512', **own)
     dtype = flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'of parameters and activations', **own)
     seed = flags.DEFINE_integer('seed', 0, 'of all that is drawn', lower_bound=0, **own)
     out = flags.DEFINE_string('out', '', 'folder of the results; by default runs/lm/<model>', **own)
@@ -273,16 +305,53 @@ def language_model(measure: Callable, figure: Callable, *, expected: Sequence[Ex
     def go() -> None:
         from lingrok.pretrained.language import load_pretrained
 
-        asked = f'{name.value}@{revision.value}' if revision.value else name.value
-        directory = _folder(out.value, Path('runs/lm') / asked.strip('./').replace('/', '_'))
-        model = load_pretrained(name.value, revision.value or None, dtype.value)
-        directory.mkdir(parents=True, exist_ok=True)
-        series = measure(model, seed.value, directory)
-        report = {'caption': ' '.join((figure.__doc__ or '').split()), 'model': asked, 'dtype': dtype.value,
+        several = [(path, None) for path in models.value] or [(name.value, tag) for tag in revisions.value]
+        chosen = several or [(name.value, revision.value or None)]
+        titles = [f'{path}@{tag}' if tag else path for path, tag in chosen]
+        shared = os.path.commonprefix([title.strip('./') for title in titles])
+        directory = _folder(out.value, Path('runs/lm') / (shared.replace('/', '_').rstrip('_.@') or 'models'))
+        stem, parts = Path(sys.argv[0]).stem, []
+        for (path, tag), title in zip(chosen, titles, strict=True):
+            folder = directory / title.strip('./').replace('/', '_') if several else directory
+
+            def of_one(path=path, tag=tag, folder=folder):
+                model = load_pretrained(path, tag, dtype.value)
+                folder.mkdir(parents=True, exist_ok=True)
+                return measure(model, seed.value, folder)
+
+            parts.append(_kept(folder / f'{stem}.npz', of_one) if several else of_one())
+        series = _joined(parts, titles) if several else parts[0]
+        report = {'caption': ' '.join((figure.__doc__ or '').split()), 'model': ', '.join(titles), 'dtype': dtype.value,
                   'seed': seed.value, 'expected': _compare(series, {'': slice(None)}, expected)}
-        _write_results(figure(series), directory, Path(sys.argv[0]).stem, series, report)
+        _write_results(figure(series), directory, stem, series, report)
 
     main(go)
+
+
+def _kept(path: Path, measure: Callable) -> dict:
+    """{name: Series} of one model: from its file if it is there and was made by the same command, or measured."""
+    from lingrok.log import Series
+
+    own = {flag.name: flag.value for flag in flags.FLAGS.get_flags_for_module(sys.argv[0])}
+    command = json.dumps({key: value for key, value in own.items() if key not in ('models', 'revisions', 'out')})
+    with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile), np.load(path) as file:
+        if str(file['command']) == command:
+            return {name: Series(np.zeros(1, int), file[name]) for name in file.files if name != 'command'}
+    series = measure()
+    part = path.with_name(path.name + '.part.npz')
+    np.savez_compressed(part, command=command, **{name: values for name, (_, values) in series.items()})
+    part.replace(path)
+    return series
+
+
+def _joined(parts: Sequence[Mapping], titles: Sequence[str]) -> dict:
+    """The series of several models as one along their steps, which are the numbers at the end of their titles."""
+    from lingrok.log import Series
+
+    found = [re.search(r'(\d+)\D*$', title) for title in titles]
+    steps = np.array([int(match[1]) for match in found] if all(found) else range(len(titles)))
+    order = np.argsort(steps, kind='stable')
+    return {name: Series(steps[order], np.concatenate([parts[i][name].values for i in order])) for name in parts[0]}
 
 
 def _folder(asked: str, default: Path) -> Path:
@@ -306,6 +375,15 @@ def _write_results(figure, directory: Path, stem: str, series: Mapping, report: 
     if len(shown) < len(compared):
         print(f'{len(compared) - len(shown)} expected numbers are of other settings, see {stem}.json')
     print(f'figure: {path} (and .pdf, .csv, .json)')
+
+
+def _write_film(draw: Callable, steps: Sequence[int], folder: Path) -> None:
+    """draw(i), the figure as it is at steps[i], for at most FILM steps: <step>.png in a folder of their own."""
+    folder.mkdir(exist_ok=True)
+    for old in folder.glob('*.png'):
+        old.unlink()
+    for i in np.unique(np.linspace(0, len(steps) - 1, min(FILM, len(steps))).round().astype(int)):
+        draw(int(i)).savefig(folder / f'{steps[i]}.png', dpi=110)
 
 
 def _chosen_steps(text: str, saved: list[int]) -> list[int]:
@@ -388,7 +466,8 @@ def write_report(directory: Path, name: str, figures: Mapping[str, Any], rows: S
         table.writeheader()
         table.writerows(rows)
     expected = [dict(zip(('what', 'value', 'source'), row, strict=True)) for row in expected]
-    (directory / f'{name}.json').write_text(json.dumps({'expected': expected}, indent=1) + '\n')
+    captions = {stem: figure.get_label() for stem, figure in figures.items()}
+    (directory / f'{name}.json').write_text(json.dumps({'captions': captions, 'expected': expected}, indent=1) + '\n')
     for row in expected:
         print(f'{row["what"]}: expected {row["value"]} ({row["source"]})')
     for stem, figure in figures.items():

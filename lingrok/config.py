@@ -15,7 +15,7 @@ import sys
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from lingrok import names
 
@@ -31,6 +31,11 @@ def suggest(word: str, allowed) -> str:
     near = difflib.get_close_matches(str(word), list(allowed), 1)
     shown = (repr(x) if not x.isprintable() or x in ' ,' else x for x in allowed)
     return (f'did you mean {near[0]!r}? ' if near else '') + f'Allowed: {", ".join(shown)}'
+
+
+def unknown_key(where: str, name: str, allowed) -> str:
+    """The error about a key that does not exist."""
+    return f'{where} has no key {name!r}; {suggest(name, allowed)}; docs/config.md explains every key'
 
 
 def require(condition: bool, message: str) -> None:
@@ -54,8 +59,40 @@ def check_fields(config) -> None:
             if choices is not None and item not in choices:
                 raise ConfigError(f'{where}={item!r} is unknown; {suggest(item, choices)}')
             if (low is not None and item < low) or (high is not None and item > high):
-                allowed = f'at least {low}' if high is None else f'from {low} to {high}'
-                raise ConfigError(f'{where}={item!r} is out of range; allowed: {allowed}')
+                raise ConfigError(f'{where}={item!r} is out of range; allowed: {_bounds(low, high)}')
+
+
+class Documented(NamedTuple):
+    """A key of the config for a reader: what it is called, holds by default, means, and may hold."""
+
+    name: str
+    kind: str
+    default: Any
+    doc: str
+    allowed: str
+
+
+def documented(cls) -> list[Documented]:
+    """Every key of a dataclass made of `key` fields, in order.
+
+    >>> documented(SlurmConfig)[0][:3]
+    ('minutes', 'int', 60)
+    >>> documented(SlurmConfig)[0].allowed
+    'at least 1'
+    """
+    found = []
+    for field, kind in _fields(cls):
+        items = typing.get_args(kind)
+        text = f'tuple of {items[0].__name__}' if items else kind.__name__
+        low, high, choices = (field.metadata[k] for k in ('low', 'high', 'choices'))
+        bounds = '' if low is None and high is None else _bounds(low, high)
+        allowed = ', '.join(map(repr, choices)) if choices else bounds
+        found.append(Documented(field.name, text, field.default, field.metadata['doc'], allowed))
+    return found
+
+
+def _bounds(low, high) -> str:
+    return f'at least {low}' if high is None else f'from {low} to {high}'
 
 
 def _fields(cls):
@@ -472,7 +509,7 @@ def _section(tree: Mapping, name: str) -> Mapping:
 
 def _check_keys(tree: Mapping, allowed, where: str) -> None:
     for name in tree:
-        require(name in allowed, f'{where} has no key {name!r}; {suggest(name, allowed)}')
+        require(name in allowed, unknown_key(where, name, allowed))
 
 
 def _build(cls, tree: Mapping):

@@ -65,8 +65,11 @@ class MetricsWriter:
             self._file.close()
 
 
-def read_metrics(directory) -> dict[str, Series]:
-    """Every quantity of a run directory by name. What a kill left at the end, half a line, is ignored."""
+def read_metrics(directory, *, arrays: bool = True) -> dict[str, Series]:
+    """Every quantity of a run directory by name. What a kill left at the end, half a line, is ignored.
+
+    arrays: also those with an axis, which are in files of their own.
+    """
     directory = epath.Path(directory)
     columns: dict[str, tuple[list, list]] = {}
 
@@ -79,8 +82,8 @@ def read_metrics(directory) -> dict[str, Series]:
         for name, value in row.items():
             if name != 'step':
                 add(name, row['step'], [np.nan if x is None else x for x in value])
-    arrays = directory / 'arrays'
-    files = [path for path in arrays.iterdir() if path.stem.isdigit()] if arrays.exists() else []
+    folder = directory / 'arrays'
+    files = [path for path in folder.iterdir() if path.stem.isdigit()] if arrays and folder.exists() else []
     for path in sorted(files, key=lambda path: int(path.stem)):
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
             for name in stored.files:

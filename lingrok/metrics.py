@@ -14,6 +14,9 @@ _T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 
          2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)
 
 
+ABSENT = 'not in this run'  # the text of a quantity that a comparison names and a run does not have
+
+
 def of_variants(variants: Mapping[str, dict], batches: Mapping[str, Batch], cfg) -> dict[str, jax.Array]:
     """The metrics of the config's task for several models on the batches of every split.
 

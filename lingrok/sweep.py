@@ -395,7 +395,7 @@ def _stored(directory: Path, tree, points) -> Sweep:
 
 
 def status(directory) -> list[tuple[str, int, int]]:
-    """(state, last step on disk, all steps) of every program: finished, running, unfinished, or not started."""
+    """(state, last step on disk, all steps) of every program: finished, running, unfinished, broken, not started."""
     directory = Path(directory)
     return [_state(directory / entry['directory']) for entry in read_json(directory)['programs']]
 
@@ -403,8 +403,10 @@ def status(directory) -> list[tuple[str, int, int]]:
 def _state(directory: Path) -> tuple[str, int, int]:
     try:
         steps = json.loads((directory / 'config.json').read_text())['train']['num_steps']
-    except (OSError, ValueError):
+    except OSError:
         return 'not started', 0, 0
+    except (ValueError, KeyError, TypeError):
+        return 'broken', 0, 0
     if (directory / 'DONE').exists():
         return 'finished', steps, steps
     series = read_metrics(directory)

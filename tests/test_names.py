@@ -14,7 +14,7 @@ from lingrok.config import ModelConfig
 ORDER = (
     ('names',), ('config',), ('tasks',), ('model',), ('optim',), ('loss',), ('metrics',), ('train',),
     ('checkpoint', 'log', 'pretrained'), ('analysis',), ('lm',), ('figures',), ('run',), ('launch', 'sweep', 'verify'),
-    ('cli',),
+    ('report',), ('cli',),
 )
 RANK = {name: rank for rank, row in enumerate(ORDER) for name in row}
 FILES = sorted((ROOT / 'lingrok').rglob('*.py'))

@@ -1,6 +1,8 @@
 """One style for all figures: sizes for one and two columns of a paper, colour-blind safe colours, text as text."""
 
 import functools
+import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 import matplotlib
@@ -39,14 +41,32 @@ RC = {
 
 
 def styled(plot):
-    """Decorator of every figure function: draws it in the style of the project, whatever the user's own settings."""
+    """Decorator of every figure function: draws it in the style of the project, whatever the user's own settings.
+
+    The figure carries its caption as its label.
+    """
 
     @functools.wraps(plot)
     def draw(*args, **kwargs):
         with matplotlib.rc_context({**matplotlib.rcParamsDefault, **RC}):
-            return plot(*args, **kwargs)
+            figure = plot(*args, **kwargs)
+        figure.set_label(caption(plot))
+        return figure
 
     return draw
+
+
+def caption(plot) -> str:
+    """The docstring of a figure function in one line, without the sentences that explain its arguments.
+
+    >>> def plot(series):
+    ...     'Loss along training. series: the metrics of a run. Lines are means.'
+    >>> caption(plot)
+    'Loss along training. Lines are means.'
+    """
+    text = ' '.join((plot.__doc__ or '').split())
+    arguments = '|'.join(inspect.signature(plot).parameters)
+    return re.sub(rf'(^|(?<=\. ))({arguments}): [^.]*\.( |$)', '', text).strip() if arguments else text
 
 
 def new_figure(rows: int, columns: int, *, width: float = TWO_COLUMNS, height: float) -> tuple[Figure, np.ndarray]:
