@@ -60,14 +60,11 @@ def test_corrupted_sentences_differ_in_their_names_only():
     for kind, changed in (('abc', ('IO', 'S1', 'S2')), ('s2', ('S2',))):
         other = circuits.corrupted(clean, range(3, 9), kind=kind)
         different = np.argwhere(np.asarray(other.tokens_BL != clean.tokens_BL))
-        wanted = [[row, at[name][row]] for row in (0, 1) for name in changed]
-        assert sorted(different.tolist()) == sorted(wanted)
+        assert sorted(different.tolist()) == sorted([row, at[name][row]] for row in (0, 1) for name in changed)
         for row in (0, 1):
-            new = [int(other.tokens_BL[row, at[name][row]]) for name in ('IO', 'S1', 'S2')]
-            assert new[0] == new[2] if kind == 's2' else not {*new} & {*clean.words_BW[row, :2].tolist()}
-    assert len({*new}) == 2  # of s2; three different names of abc:
-    abc = circuits.corrupted(clean, range(3, 9)).tokens_BL
-    assert len({int(abc[0, at[name][0]]) for name in ('IO', 'S1', 'S2')}) == 3
+            io, s1, s2 = (int(other.tokens_BL[row, at[name][row]]) for name in ('IO', 'S1', 'S2'))
+            own = clean.words_BW[row, :2].tolist()
+            assert (io, s1, s2) == (*own, own[0]) if kind == 's2' else len({io, s1, s2, *own}) == 5
 
 
 @pytest.mark.parametrize('name', NAMES)

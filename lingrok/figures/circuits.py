@@ -8,14 +8,14 @@ from collections.abc import Mapping
 import numpy as np
 from matplotlib.figure import Figure
 
-from lingrok.figures.style import BLUE, GREEN, GREY, ORANGE, RED, SKY, TWO_COLUMNS, band, letters, styled
+from lingrok.figures.style import BLUE, GREEN, GREY, ORANGE, RED, TWO_COLUMNS, band, letters, styled
 from lingrok.lm.circuits import GROUPS
 from lingrok.metrics import interval
 
 CRITERIA = {
     'IO': 'last position to IO', 'S1': 'last position to S1', 'S2': 'last position to S2',
-    'first': 'last position to first token', 'induction': 'repeated tokens: induction',
-    'duplicate': 'repeated tokens: duplicate', 'previous': 'repeated tokens: token before',
+    'first': 'last position to first token', 'induction': 'repeated: induction',
+    'duplicate': 'repeated: duplicate', 'previous': 'repeated: token before',
 }
 SHOWN = ('IO', 'S2', 'induction', 'previous')  # heads whose map is enlarged
 ABLATED = {'lead': 'logit difference', 'IO': 'log P(IO)', 'the': 'log P(" the")'}
@@ -33,17 +33,21 @@ def _note(count: int) -> str:
 
 
 def _map(figure: Figure, axis, image_HN: np.ndarray, *, label: str, title: str = '', rows=None, limits=None) -> None:
-    """A map with its colour bar: diverging around 0, or sequential within `limits`."""
+    """A map with its colour bar: sequential within `limits`, or diverging around 0 up to the 99th percentile; the cells
+    beyond it are named in the title."""
     reach = np.percentile(np.abs(image_HN), UNCLIPPED) or 1.0
-    clipped = limits is None and np.abs(image_HN).max() > reach
+    beyond = [] if limits else [tuple(place) for place in np.argwhere(np.abs(image_HN) > reach)]
     shown = axis.imshow(image_HN, cmap='viridis' if limits else 'RdBu', interpolation='nearest', aspect='auto',
                         vmin=limits[0] if limits else -reach, vmax=limits[1] if limits else reach)
-    bar = figure.colorbar(shown, ax=axis, label=label, extend='both' if clipped else 'neither', fraction=0.05, pad=0.02)
+    bar = figure.colorbar(shown, ax=axis, label=label, extend='both' if beyond else 'neither', fraction=0.05, pad=0.02)
     bar.outline.set_linewidth(0.4)
     _layers(axis, image_HN.shape[1])
     if rows is None:
         axis.set_yticks(range(0, len(image_HN), 1 + len(image_HN) // 6))
         axis.set_ylabel('head')
+        largest = sorted(beyond, key=lambda place: -abs(image_HN[place]))
+        named = ', '.join(f'{layer}.{head}: {image_HN[head, layer]:+.2g}' for head, layer in largest[:3])
+        title += f'  [{named}]' if named else ''
     else:
         axis.set_yticks(range(len(rows)), rows)
     axis.set_title(title, fontsize=7, pad=2)
@@ -65,7 +69,7 @@ def attention(series: Mapping) -> Figure:
     last = _last(series)
     pattern_NHLM, places, shown = last['map/pattern'][0], last['map/places'][0], last['map/heads'][0].astype(int)
     layers, heads, length, _ = pattern_NHLM.shape
-    blocks = max(1, round((layers / heads * 0.35) ** 0.5 * 1.4)) if layers > heads else 1
+    blocks = max(1, round(layers / heads))  # side by side, so that the whole is not higher than wide
     deep = -(-layers // blocks)
     cell = length + 2
     mosaic = np.full((deep * cell, (heads * blocks + blocks - 1) * cell), np.nan)
@@ -91,7 +95,7 @@ def attention(series: Mapping) -> Figure:
         axis.set_yticks(places, ('IO', 'S1', 'S2', 'last'), fontsize=6)
         axis.set_xlabel('key')
     panels[0].set_ylabel('query')
-    bar = figure.colorbar(image, ax=panels, label='attention', fraction=0.02, pad=0.01)
+    bar = bottom.colorbar(image, ax=panels, label='attention', fraction=0.02, pad=0.02)
     bar.set_ticks(np.array([0, 0.1, 0.5, 1]) ** 0.5, labels=['0', '.1', '.5', '1'])
     figure.suptitle(f'one sentence of {length} tokens, {layers} layers of {heads} heads', fontsize=8)
     return figure
@@ -119,7 +123,7 @@ def heads(series: Mapping) -> Figure:
         axis.errorbar(place, mean, np.nan_to_num(half), color=BLUE, marker='o', markersize=3, linewidth=0.8)
         axis.hlines(floor, place - 0.35, place + 0.35, color=GREY, linewidth=1.2)
     axis.set_xticks(range(len(CRITERIA)), CRITERIA, rotation=40, ha='right', fontsize=6)
-    axis.set_ylim(0, 1.02)
+    axis.set_ylim(0, 1.06)
     axis.set_ylabel('attention')
     axis.set_title('strongest head, on sentences it was not chosen on', fontsize=7, pad=2)
     letters(panels)
@@ -131,15 +135,16 @@ def heads(series: Mapping) -> Figure:
 def lens(series: Mapping) -> Figure:
     """Logit lens: what the final norm and the unembedding make of the residual stream at each depth.
 
-    a: log-probability of IO, S and " the" at the last position; b: their rank among all tokens, geometric mean, 1 for
-    the most likely. Depth n: before block n; the last one is the model. Bands: 95 % intervals over sentences.
+    a: log-probability of IO, S and " the" at the last position; that of the bare embedding, far below, is left out. b:
+    their rank among all tokens, geometric mean, 1 for the most likely. Depth n: before block n; the last one is the
+    model. Bands: 95 % intervals over sentences.
     """
     last = _last(series)
     figure = Figure(figsize=(TWO_COLUMNS, 2.5), layout='constrained')
     panels = figure.subplots(1, 2)
     depth = np.arange(last['rank'].shape[1])
     for word, (label, color) in enumerate(WORDS):
-        band(panels[0], depth, last['log_prob'][..., word].T, color=color, label=label)
+        band(panels[0], depth[1:], last['log_prob'][:, 1:, word].T, color=color, label=label)
         band(panels[1], depth, np.log10(last['rank'][..., word]).T, color=color, label=label)
     panels[0].set_ylabel('log-probability (nats)')
     panels[1].set_ylabel('rank')
@@ -158,9 +163,10 @@ def lens(series: Mapping) -> Figure:
 def attribution(series: Mapping) -> Figure:
     """Direct logit attribution: what every part adds to logit(IO) - logit(S), the final norm's scale being frozen.
 
-    a: heads; blue ones speak for IO. Colours end at the 99th percentile (arrows: there are stronger ones). b: attention
-    and feed-forward of every layer. c: the sum of all that was added up to a layer, embedding and bias of the final
-    norm included; dotted: the logit difference of the model, where it ends. Bands: 95 % intervals over sentences.
+    a: heads; blue ones speak for IO. Colours end at the 99th percentile; the strongest heads beyond are named as
+    layer.head. b: attention and feed-forward of every layer. c: the sum of all that was added up to a layer, embedding
+    and bias of the final norm included; dotted: the logit difference of the model, where it ends. Bands: 95 % intervals
+    over sentences.
     """
     last = _last(series)
     attention_BN = last['heads'].sum(-1) + last['attn_bias']
@@ -192,7 +198,7 @@ def patching(series: Mapping) -> Figure:
 
     0: as corrupted, 1: as clean. a: residual stream before each block, by group of positions. b: each head's output
     before the output matrix. c: all of what attention or the feed-forward of a layer adds. Bands: 95 % intervals over
-    sentences. Colours end at the 99th percentile (arrows: there are stronger ones).
+    sentences. Colours end at the 99th percentile; the strongest heads beyond are named as layer.head.
     """
     last = _last(series)
     figure = Figure(figsize=(TWO_COLUMNS, 4.4), layout='constrained')
@@ -222,8 +228,8 @@ def ablation(series: Mapping) -> Figure:
     """What is lost without one head, or without one feed-forward: change by mean ablation, ablated minus intact.
 
     Maps: heads, replaced before the output matrix; red: the quantity falls without the head. Colours end at the 99th
-    percentile (arrows: there are stronger ones). Curves: feed-forwards, on an axis that is linear within 1 nat and
-    logarithmic beyond; bands: 95 % intervals over sentences.
+    percentile; the strongest heads beyond are named as layer.head. Curves: feed-forwards, on an axis that is linear
+    within 1 nat and logarithmic beyond; bands: 95 % intervals over sentences.
     """
     last = _last(series)
     figure = Figure(figsize=(TWO_COLUMNS, 4.4), layout='constrained')
@@ -232,10 +238,11 @@ def ablation(series: Mapping) -> Figure:
         _map(figure, axis, np.mean(last[f'heads/{name}'], 0).T, label='change (nats)', title=title)
     axis = panels[-1, -1]
     layer = np.arange(last['mlps/lead'].shape[1])
-    for (name, label), color in zip(ABLATED.items(), (BLUE, SKY, GREEN), strict=True):
+    for (name, label), color in zip(ABLATED.items(), (BLUE, RED, GREEN), strict=True):
         band(axis, layer, last[f'mlps/{name}'].T, color=color, label=label)
     axis.axhline(0, color=GREY, linewidth=0.5)
     axis.set_yscale('symlog', linthresh=1)
+    axis.yaxis.set_major_formatter(lambda value, _: f'{value:g}')
     axis.set_ylabel('change (nats)')
     axis.legend(loc='lower right')
     axis.set_title('feed-forwards', fontsize=7, pad=2)
