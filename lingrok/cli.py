@@ -25,6 +25,7 @@ _MULTIHOST = flags.DEFINE_bool(
     'MPI are detected; elsewhere set JAX_COORDINATOR_ADDRESS=host:port, JAX_NUM_PROCESSES and JAX_PROCESS_ID')
 
 CSV_LIMIT = 10**5
+CHOSEN = 'chosen.json'  # what laser.py has chosen for a model, by question
 FILM = 24  # most frames of a figure at every step
 EXIT_FAILED, EXIT_USAGE, EXIT_NAN = 1, 2, 4  # after a signal: 128 + its number, as a shell expects
 
@@ -489,3 +490,43 @@ def one_path(paths: Sequence[str]) -> Path:
     if len(paths) != 1:
         raise ConfigError(f'{len(paths)} directories given; try: python {sys.argv[0]} runs/<name>-<id>')
     return Path(paths[0])
+
+
+def asked_truncations(asked: Sequence[str], folder: Path, question: str) -> list[str]:
+    """The edited models of --truncate, or the one that laser.py has chosen for this model and question, if any."""
+    path = folder / CHOSEN
+    if asked or not path.is_file():
+        if not asked:
+            print('only the whole model: no --truncate, and laser.py has not chosen one yet')
+        return list(asked)
+    chosen = json.loads(path.read_text()).get(question, '')
+    return [chosen] if chosen else []
+
+
+def compare_models(model, question, entries: Sequence[str], seed: int) -> dict:
+    """Series of `truncation.compare`; prints what is said behind the first prompt, and a table with intervals."""
+    from lingrok.lm import truncation
+    from lingrok.log import Series
+
+    study, layers = truncation.study(model, question), model.config.num_layers
+    found = truncation.compare(study, entries)
+    rows = {}
+    for entry in ('', *entries):
+        name, params, start = entry or 'whole', truncation.edited(model, entry), truncation.first_layer(entry, layers)
+        said = truncation.top_words(study, params, start, 0)
+        print(f'{name}: {question.texts[0]!r} -> ' + ', '.join(f'{word!r} {p:.3f}' for word, p in said))
+        values = {word: found[f'{name}/p/{word}'] for word in question.words}
+        rows[name] = {f'P({word})': interval_text(p_B, seed) for word, p_B in values.items()}
+        for word in (question.answer, question.generic):
+            rows[name][f'rank of {word}, median'] = f'{np.median(found[f"{name}/rank/{word}"]):g}'
+        rows[name]['answer ahead of generic'] = f'{np.mean(values[question.answer] > values[question.generic]):.0%}'
+    print_table(f'{len(question.texts)} prompts, 95 % bootstrap intervals', rows)
+    return {name: Series(np.zeros(1, int), value[None]) for name, value in found.items()}
+
+
+def interval_text(values_B: np.ndarray, seed: int = 0) -> str:
+    """'.339 [.310, .368]': mean and bootstrap interval over prompts."""
+    from lingrok.lm.truncation import bootstrap
+
+    low, high = bootstrap(values_B, seed)
+    return f'{np.mean(values_B):.3f} [{low:.3f}, {high:.3f}]'

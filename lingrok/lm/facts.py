@@ -9,8 +9,10 @@ import io
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from lingrok.config import ConfigError, require
-from lingrok.lm.prompts import next_token, read_text
+from lingrok.lm.prompts import Question, next_token, read_text
 
 FILE = 'a CSV in UTF-8 with the columns prompt, answer and, if you like, generic'
 COLUMNS = ('prompt', 'answer', 'generic')
@@ -80,6 +82,16 @@ def single_token(facts: Sequence[Fact], tokenizer) -> tuple[tuple[Fact, ...], tu
     """(kept, dropped): kept are the facts whose answer and generic word both are one token after their prompt."""
     kept = tuple(fact for fact in facts if None not in tokens(fact, tokenizer))
     return kept, tuple(fact for fact in facts if fact not in kept)
+
+
+def question(tokenizer, facts: Sequence[Fact] = FACTS, *, start: str = '') -> Question:
+    """The prompts of the facts that are one token, behind a text `start`; words: answer, and generic, that of each."""
+    kept, dropped = single_token(facts, tokenizer)
+    require(len(kept) > 0, f'none of {len(dropped)} facts has one token for its answer and for its generic word; try '
+            'other facts, or a model with a larger vocabulary')
+    answer_B, generic_B = np.array([tokens(fact, tokenizer) for fact in kept]).T
+    return Question([start + fact.prompt for fact in kept], {'answer': answer_B, 'generic': generic_B}, 'answer',
+                    'generic')
 
 
 def tokens(fact: Fact, tokenizer) -> tuple[int | None, int | None]:

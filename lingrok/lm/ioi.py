@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lingrok.config import require
-from lingrok.lm.prompts import next_token
+from lingrok.lm.prompts import Question, next_token
 
 GENERIC = ('the', 'a', 'his', 'her', 'them', 'him')
 ORDERS = ('ABBA', 'BABA')
@@ -103,6 +103,15 @@ def generic_tokens(tokenizer) -> dict[str, int]:
     """Word -> token after a sentence, of the generic words that are one token."""
     found = {word: next_token(tokenizer, 'to', word) for word in GENERIC}
     return {word: token for word, token in found.items() if token is not None}
+
+
+def question(tokenizer, *, count: int = 100, seed: int = 0, start: str = '') -> Question:
+    """`sentences` behind a text `start`; words: io, subject, the, and generic, all generic words together."""
+    made, generic = sentences(tokenizer, count=count, seed=seed), generic_tokens(tokenizer)
+    require('the' in generic, "' the' is not one token of this tokenizer, so that P(the) is not one number")
+    words = {'io': np.array([one.io_token for one in made]), 'subject': np.array([one.subject_token for one in made]),
+             'the': np.full(count, generic['the']), 'generic': np.tile(list(generic.values()), (count, 1))}
+    return Question([start + one.text for one in made], words, 'io', 'the')
 
 
 def _one(rng, things):

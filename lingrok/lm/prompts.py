@@ -22,6 +22,19 @@ class Prompts(NamedTuple):
     last_B: np.ndarray
 
 
+class Question(NamedTuple):
+    """Prompts that ask the same thing, and the words that may follow, of which two are set against each other.
+
+    words: name -> token id (B,), or (B, K) for a set of words; answer, generic: names of the word that the context or a
+    fact asks for, and of the one that follows such a text most often.
+    """
+
+    texts: list[str]
+    words: dict[str, np.ndarray]
+    answer: str
+    generic: str
+
+
 def batch(pretrained: Pretrained, texts: Sequence[str]) -> Prompts:
     """The tokens of `texts`, each with the first token that the tokenizer prescribes, if any.
 

@@ -1,4 +1,4 @@
-"""What a language model says next, and what truncating one of its matrices makes of that (arXiv 2312.13558, 2406.03068).
+"""What a language model says next, and what truncating one of its matrices changes (arXiv 2312.13558, 2406.03068).
 
 A `Study` keeps the residual streams of the whole model on a set of prompts and on a text. An edited model then costs
 only the blocks from the edit on: of a heat map over all layers, half the work. Axes: B prompts, W windows of a text.
@@ -14,34 +14,31 @@ import numpy as np
 from lingrok.analysis import lowrank
 from lingrok.config import parse_truncation, require
 from lingrok.lm import forward
-from lingrok.lm.prompts import Prompts
+from lingrok.lm.prompts import Prompts, Question, batch
 from lingrok.pretrained.language import Pretrained
 
 BOOTSTRAP = 2000  # draws
 
 
 class Study(NamedTuple):
-    """A model, its residual streams on prompts and on a text (none: ()), and the words to look at.
-
-    words: name -> token id of every prompt (B,), or (B, K) for a set of words, whose probabilities are added.
-    """
+    """A model, what it is asked, and its residual streams on the prompts and on a text (none: empty)."""
 
     pretrained: Pretrained
+    question: Question
     prompts: Prompts
-    words: dict[str, np.ndarray]
     prompt_streams: list[jax.Array]
     text_streams: list[jax.Array]
     text_log_probs: tuple[jax.Array, ...]
 
 
-def study(pretrained: Pretrained, prompts: Prompts, words: Mapping[str, np.ndarray],
-          text_WL: np.ndarray | None = None) -> Study:
-    """The whole model on prompts and on windows of a text (W, L)."""
+def study(pretrained: Pretrained, question: Question, text_WL: np.ndarray | None = None) -> Study:
+    """The whole model on the prompts of a question and on windows of a text (W, L)."""
     cfg, params = pretrained.config, pretrained.params
+    prompts = batch(pretrained, question.texts)
     streams = forward.residuals(params, jnp.asarray(prompts.tokens_BL), cfg=cfg)
     text = [] if text_WL is None else forward.residuals(params, jnp.asarray(text_WL), cfg=cfg)
     log_probs = tuple(forward.log_probs(params, row, cfg=cfg) for row in text[-1]) if text else ()
-    return Study(pretrained, prompts, dict(words), streams, text, log_probs)
+    return Study(pretrained, question, prompts, streams, text, log_probs)
 
 
 def measure(study: Study, params, start: int) -> dict[str, np.ndarray]:
@@ -55,7 +52,7 @@ def measure(study: Study, params, start: int) -> dict[str, np.ndarray]:
     h_BLD = forward.resume(params, study.prompt_streams[start], cfg=cfg, start=start)
     log_BV = forward.log_probs(params, forward.at(h_BLD, last_B), cfg=cfg)
     found = {}
-    for name, ids in study.words.items():
+    for name, ids in study.question.words.items():
         log_B, rank_B = _of_word(log_BV, jnp.asarray(ids).reshape(len(last_B), -1))
         found |= {f'p/{name}': jnp.exp(log_B), f'log_p/{name}': log_B, f'rank/{name}': rank_B}
     if study.text_streams:
@@ -76,6 +73,15 @@ def _of_word(log_BV, ids_BK):
 @jax.jit
 def _divergence(log_p_LV, log_q_LV):
     return jnp.mean(jnp.sum(jnp.exp(log_p_LV) * (log_p_LV - log_q_LV), -1))
+
+
+def compare(study: Study, entries: Sequence[str]) -> dict[str, np.ndarray]:
+    """`measure` of the whole model and of edited ones: 'whole/p/the', '<entry>/p/the', ...; see `edited`."""
+    layers = study.pretrained.config.num_layers
+    found = {'whole': measure(study, study.pretrained.params, layers)}
+    for entry in entries:
+        found[entry] = measure(study, edited(study.pretrained, entry), first_layer(entry, layers))
+    return {f'{model}/{name}': value for model, values in found.items() for name, value in values.items()}
 
 
 def top_words(study: Study, params, start: int, row: int, count: int = 10) -> list[tuple[str, float]]:
@@ -124,23 +130,48 @@ def entry(layer: int, role: str, fraction: float, keep: str = 'top') -> str:
 
 def halves(count: int) -> tuple[np.ndarray, np.ndarray]:
     """Which prompts choose, and which report: the first and the second half, as masks."""
-    require(count >= 2, f'{count} prompts; allowed: at least 2, half of which choose a truncation and half test it')
+    require(count >= 4, f'{count} prompts; allowed: at least 4, half of which choose a truncation and half test it')
     first = np.arange(count) < count // 2
     return first, ~first
 
 
-def choose(table: Mapping[str, Mapping[str, np.ndarray]], whole: Mapping[str, np.ndarray], answer: str, generic: str,
+def choose(table: Mapping[str, Mapping[str, np.ndarray]], whole: Mapping[str, np.ndarray], question: Question,
            rows: np.ndarray, max_kl: float = np.inf) -> str | None:
     """The edited model with the greatest mean log P(answer) - log P(generic) on `rows`, or None if none will do.
 
     Only models count that lose nothing of log P(answer) on these rows and depart from the whole model by at most
     `max_kl` nats on the text (section 8.1 of the protocol; the authors' own choice is not known).
     """
-    gain = {name: float(np.mean((found[f'log_p/{answer}'] - found[f'log_p/{generic}'])[rows]))
-            for name, found in table.items()
-            if np.mean(found[f'log_p/{answer}'][rows]) >= np.mean(whole[f'log_p/{answer}'][rows])
-            if np.mean(found.get('kl', 0.0)) <= max_kl}
-    return max(gain, key=gain.get, default=None)
+    answer = f'log_p/{question.answer}'
+    leads = {name: float(np.mean(lead(found, question)[rows])) for name, found in table.items()
+             if np.mean(found[answer][rows]) >= np.mean(whole[answer][rows]) and np.mean(found.get('kl', 0)) <= max_kl}
+    return max(leads, key=leads.get, default=None)
+
+
+def lead(found: Mapping[str, np.ndarray], question: Question) -> np.ndarray:
+    """log P(answer) - log P(generic) in nats, of every prompt (B,)."""
+    return found[f'log_p/{question.answer}'] - found[f'log_p/{question.generic}']
+
+
+def compose(study: Study, table: Mapping[str, Mapping[str, np.ndarray]], whole: Mapping[str, np.ndarray],
+            rows: np.ndarray, *, tries: int = 2, max_kl: float = np.inf) -> tuple[str, dict[str, np.ndarray]]:
+    """Truncations of several layers, added one by one from the last layer down wherever `choose` prefers the result.
+
+    The best single ones cannot simply be put together (issue 19 of the LASER code). tries: how many truncations of a
+    layer, the best ones alone, are tried. Returns the entry ('' if nothing helps) and what it says.
+    """
+    pretrained, question = study.pretrained, study.question
+    best, found = '', dict(whole)
+    for layer in reversed(range(pretrained.config.num_layers)):
+        own = [name for name in table if first_layer(name, 0) == layer]
+        own.sort(key=lambda name: -np.mean(lead(table[name], question)[rows]))
+        for name in own[:tries]:
+            together = f'{best}+{name}' if best else name
+            tried = measure(study, edited(pretrained, together), layer)
+            if choose({best: found, together: tried}, whole, question, rows, max_kl) == together:
+                best, found = together, tried
+                break
+    return best, found
 
 
 def bootstrap(values_B: np.ndarray, seed: int = 0) -> tuple[float, float]:
