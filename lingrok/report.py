@@ -7,6 +7,7 @@ text: `tag` escapes all that it has not made itself, and the page forbids every 
 
 import base64
 import csv
+import functools
 import hashlib
 import html
 import io
@@ -32,7 +33,6 @@ MAX_STEPS = 60  # of a slider
 MAX_TEXT = 300  # characters of a value of the config
 PNG = b'\x89PNG\r\n\x1a\n'
 LONG_FORM = ('quantity', 'step', 'replica', 'index', 'value')  # what the analysis scripts write
-
 
 
 class Html(str):
@@ -193,10 +193,10 @@ def page(title: str, state: str, facts: Mapping[str, str], notes: Sequence[str],
 
 
 def statistic(values) -> tuple[str, str]:
-    """('mean ± half width of the 95 % interval', 'n') over replicas; NaN replicas are left out.
+    r"""('mean ± half width of the 95 % interval', 'n') over replicas; NaN replicas are left out.
 
     >>> statistic([1.0, 2.0, 3.0])
-    ('2.0 ± 2.5', '3')
+    ('2.0\xa0±\xa02.5', '3')
     >>> statistic([0.25])
     ('0.25', '1')
     """
@@ -204,9 +204,9 @@ def statistic(values) -> tuple[str, str]:
     count = int(np.isfinite(np.asarray(values, float)).sum())
     if np.isfinite(half) and half > 0:
         decimals = max(1 - math.floor(math.log10(half)), 0)  # two digits of the interval
-        shown = f'{mean:.{decimals}f} ± {half:.{decimals}f}'
+        shown = f'{mean:.{decimals}f}\xa0±\xa0{half:.{decimals}f}'
     else:
-        shown = f'{mean:.4g}' + (' ± 0' if half == 0 else '')
+        shown = f'{mean:.4g}' + ('\xa0±\xa00' if half == 0 else '')
     return (shown if count else 'not defined'), str(count)
 
 
@@ -456,15 +456,14 @@ def run_page(directory: Path, *, check: bool = True) -> tuple[str, list[str]]:
     directory, notes = Path(directory), []
     loaded = _attempt(lambda: run.load_run(directory), notes)
     series = _series(directory, notes)
+    count = loaded.config.num_replicas if loaded else next((x.values.shape[1] for x in series.values()), 0)
+    odd = [name for name, x in series.items() if x.values.shape[1] != count]
+    if odd:
+        notes.append(f'metrics without one number for each of the {count} replicas are left out: {", ".join(odd)}')
+    series = {name: x for name, x in series.items() if name not in odd}
     last = max((int(x.steps[-1]) for x in series.values()), default=0)
-    count = next((x.values.shape[1] for x in series.values()), 0)
-    if loaded is not None and count not in (0, loaded.config.num_replicas):
-        notes.append(f'the metrics are of {count} replicas, the config of {loaded.config.num_replicas}; each of the '
-                     'former is shown by itself')
-    if loaded is not None and count in (0, loaded.config.num_replicas):
-        groups = loaded.config.groups()
-    else:  # whether they differ in the seed alone is not known
-        groups = {f'replica {i}': [i] for i in range(count)} or {'': [0]}
+    # Without a config, whether replicas differ in the seed alone is not known.
+    groups = loaded.config.groups() if loaded else {f'replica {i}': [i] for i in range(count)}
     if loaded is None:
         tree, config_section = _raw_config(directory, notes)
         title, total, headline = str(tree.get('name', directory.name)), '', [
@@ -535,9 +534,10 @@ def sweep_page(directory: Path, *, check: bool = True) -> tuple[str, list[str]]:
     """(HTML, notes) of a sweep directory in any state. check: read every checkpoint against its hashes."""
     directory, notes = Path(directory), []
     stored = _attempt(lambda: sweep.read_json(directory), notes, {})
-    programs = stored.get('programs', [])
-    status = _attempt(lambda: sweep.status(directory), notes, []) if programs else []
-    paths = [directory / program['directory'] for program in programs]
+    programs = _attempt(lambda: [(str(x['directory']), len(x['rows'])) for x in stored['programs']], notes, []
+                        ) if stored else []
+    paths = [directory / name for name, _ in programs]
+    status = [_attempt(lambda path=path: sweep.program_state(path), notes, ('broken', 0, 0)) for path in paths]
     loaded = [_attempt(lambda path=path: run.load_run(path), []) if (path / 'config.json').exists() else None
               for path in paths]
     first = next((one for one in loaded if one is not None), None)
@@ -555,13 +555,13 @@ def sweep_page(directory: Path, *, check: bool = True) -> tuple[str, list[str]]:
     if not state.startswith('finished'):
         notes.insert(0, f'the sweep is {state}: its numbers are not final')
     overview = Table(('program', 'directory', 'state', 'step', 'of', 'replicas'),
-                     [(i, program['directory'], name, step, steps, len(program['rows']))
-                      for i, (program, (name, step, steps)) in enumerate(zip(programs, status, strict=False))])
+                     [(i, name, *state, replicas)
+                      for i, ((name, replicas), state) in enumerate(zip(programs, status, strict=True))])
     pictures = read_pictures(directory / 'figures', {'': range(10**5)}, notes)
-    facts = {'directory': str(directory.absolute()), 'points': f'{len(stored.get("points", []))}',
+    facts = {'directory': str(directory.absolute()), 'points': str(sum(count for _, count in programs)),
              'programs': str(len(programs))} | ({'task': first.task.NAME} if first else {})
     sections = {
-        'Settings': _attempt(lambda: _settings(directory, first), notes, []) if programs else [],
+        'Settings': _settings(directory, stored, first, notes) if first else [],
         'Programs': [table(overview)] if status else [],
         'Figures': _figure_section(pictures, f'No figures yet: the scripts of experiments/'
                                    f'{first.task.NAME if first else "<task>"}/ that read a sweep write them.'),
@@ -572,16 +572,20 @@ def sweep_page(directory: Path, *, check: bool = True) -> tuple[str, list[str]]:
     return page(str(stored.get('name', directory.name)), state, facts, notes, sections), notes
 
 
-def _settings(directory: Path, first) -> list[Html]:
+def _settings(directory: Path, stored: Mapping, first, notes: list[str]) -> list[Html]:
     """The settings of a sweep by what differs between them: headline numbers at the last step, mean over seeds."""
-    wanted = first.task.headline if first else ()
-    if not wanted:
-        return []
-    points = settings.points(sweep.rows(directory), wanted)
+    wanted = first.task.headline
+    points = _attempt(lambda: settings.points(sweep.rows(directory), wanted), [])
+    if points is None:  # some program cannot be read: the others, one by one
+        points = []
+        for index, program in enumerate(stored['programs']):
+            found: list[str] = []
+            own = functools.partial(sweep.rows, directory, only=index)
+            points += _attempt(lambda own=own: settings.points(own(), wanted), found, [])
+            notes += [f'{program["directory"]} is left out of the table of settings: {reason}' for reason in found]
     if not points:
         return [tag('p', 'No evaluations yet.')]
-    differ = [key for key in points[0].coordinates if key.partition('.')[0] not in settings.QUIET
-              and len({str(point.coordinates[key]) for point in points}) > 1]
+    differ = _attempt(lambda: _differing(stored), notes, [])
     grouped: dict[tuple, list] = {}
     for point in points:
         grouped.setdefault(tuple(_short(point.coordinates[key]) for key in differ), []).append(point)
@@ -593,6 +597,13 @@ def _settings(directory: Path, first) -> list[Html]:
     content = Table((*differ, *wanted, 'n', 'step'), rows[:MAX_SETTINGS], max(len(rows) - MAX_SETTINGS, 0))
     return [tag('p', 'One row a setting, at its last step: mean over seeds with half of the 95 % Student interval.',
                 class_='note'), table(content)]
+
+
+def _differing(stored: Mapping) -> list[str]:
+    """The coordinates in which the points of a sweep differ, of programs that have not started, too."""
+    columns = zip(stored['columns'], zip(*stored['points'], strict=True), strict=True)
+    return [key for key, values in columns if key.partition('.')[0] not in settings.QUIET
+            and len({str(value) for value in values}) > 1]
 
 
 def folder_page(directory: Path) -> tuple[str, list[str]]:

@@ -397,10 +397,11 @@ def _stored(directory: Path, tree, points) -> Sweep:
 def status(directory) -> list[tuple[str, int, int]]:
     """(state, last step on disk, all steps) of every program: finished, running, unfinished, broken, not started."""
     directory = Path(directory)
-    return [_state(directory / entry['directory']) for entry in read_json(directory)['programs']]
+    return [program_state(directory / entry['directory']) for entry in read_json(directory)['programs']]
 
 
-def _state(directory: Path) -> tuple[str, int, int]:
+def program_state(directory: Path) -> tuple[str, int, int]:
+    """(state, last step on disk, all steps) of the run directory of a program; see `status`."""
     try:
         steps = json.loads((directory / 'config.json').read_text())['train']['num_steps']
     except OSError:
@@ -414,17 +415,17 @@ def _state(directory: Path) -> tuple[str, int, int]:
     return ('running' if run.in_use(directory) else 'unfinished'), last, steps
 
 
-def rows(directory) -> Iterator[dict]:
+def rows(directory, *, only: int | None = None) -> Iterator[dict]:
     """One long table of what the programs of a sweep have measured so far: a dict for every point and step.
 
     Keys: index (program), replica, the coordinates, step, and the quantities measured at this step; a quantity with one
     axis is 'name[0]', 'name[1]', ... Programs that have not started have no rows. The directory of a single run is a
-    sweep of one program.
+    sweep of one program. only: the index of the one program to read.
     """
     directory = Path(directory)
     stored = _as_sweep(directory)
     for index, entry in enumerate(stored['programs']):
-        if not (directory / entry['directory'] / 'metrics.jsonl').exists():
+        if only not in (None, index) or not (directory / entry['directory'] / 'metrics.jsonl').exists():
             continue
         by_step: dict[int, dict[str, np.ndarray]] = {}
         for name, (steps, values) in read_metrics(directory / entry['directory']).items():
