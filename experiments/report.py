@@ -38,6 +38,7 @@ def main(paths: list[str]) -> None:
                 'such as runs/<name>-<id>')
         page, notes = report.folder_page(directory)
     out = Path(_OUT.value or directory / 'report.html')
+    out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page.encode())
     for note in notes:
         print(f'warning: {note}', file=sys.stderr)

@@ -16,6 +16,7 @@ from lingrok import cli
 
 _CONFIG = config_flags.DEFINE_config_file('config', help_string='configs/<file>.py:<variant>')
 _WORKDIR = flags.DEFINE_string('workdir', '', 'run directory; by default runs/<name>-<id>')
+flags.declare_key_flag('multihost')  # --help shows it
 _LIST_CONFIGS = flags.DEFINE_bool('list_configs', False, 'show every config file and its variants; run nothing')
 
 

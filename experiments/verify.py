@@ -1,6 +1,11 @@
 """Checks a run directory, or every run of a sweep directory, from end to end; see `lingrok.verify`.
 
-    python experiments/verify.py runs/recall_demo-ID
+    python experiments/verify.py runs/recall_demo-ID                     one run
+    python experiments/verify.py runs/recall_noise-sweep-ID              every run of a sweep
+    python experiments/verify.py runs/recall_demo-A runs/recall_demo-B   several
+
+It reads the config, every checkpoint against its hashes, metrics.jsonl line by line, the arrays and the task state, and
+changes nothing. An unfinished run can be sound.
 
 Exit codes: 0 sound; 1 not sound, every problem on a line of stderr; 2 not a run directory.
 """

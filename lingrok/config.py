@@ -20,6 +20,7 @@ from typing import Any, ClassVar, NamedTuple
 from lingrok import names
 
 FORMAT_VERSION = 1  # of config.json and of the run directory
+EXPLAINED = 'docs/config.md explains every key'
 
 
 class ConfigError(ValueError):
@@ -35,7 +36,7 @@ def suggest(word: str, allowed) -> str:
 
 def unknown_key(where: str, name: str, allowed) -> str:
     """The error about a key that does not exist."""
-    return f'{where} has no key {name!r}; {suggest(name, allowed)}; docs/config.md explains every key'
+    return f'{where} has no key {name!r}; {suggest(name, allowed)}; {EXPLAINED}'
 
 
 def require(condition: bool, message: str) -> None:
@@ -57,9 +58,9 @@ def check_fields(config) -> None:
         low, high, choices = (field.metadata.get(k) for k in ('low', 'high', 'choices'))
         for item in value if isinstance(value, tuple) else (value,):
             if choices is not None and item not in choices:
-                raise ConfigError(f'{where}={item!r} is unknown; {suggest(item, choices)}')
+                raise ConfigError(f'{where}={item!r} is unknown; {suggest(item, choices)}; {EXPLAINED}')
             if (low is not None and item < low) or (high is not None and item > high):
-                raise ConfigError(f'{where}={item!r} is out of range; allowed: {_bounds(low, high)}')
+                raise ConfigError(f'{where}={item!r} is out of range; allowed: {_bounds(low, high)}; {EXPLAINED}')
 
 
 class Documented(NamedTuple):
@@ -107,7 +108,8 @@ def _coerce(value, kind, where: str):
         return tuple(_coerce(item, typing.get_args(kind)[0], f'{where}[{i}]') for i, item in enumerate(value))
     if kind is float and type(value) is int:
         value = float(value) if abs(value) <= sys.float_info.max else math.inf
-    require(type(value) is kind, f'{where}={value!r} has type {type(value).__name__}; allowed: {kind.__name__}')
+    require(type(value) is kind, f'{where}={value!r} has type {type(value).__name__}; allowed: {kind.__name__}; '
+            f'{EXPLAINED}')
     require(kind is not float or math.isfinite(value), f'{where}={value!r} is not finite; give a finite number')
     return value
 
@@ -305,7 +307,11 @@ class EvalConfig:
 
 
 def parse_truncation(entry: str) -> tuple[int, str, float, str]:
-    """(layer, role, rank fraction, 'top' or 'bottom') of 'blocks.1.mlp_in@0.1' or 'blocks.1.mlp_in@0.1@bottom'."""
+    """(layer, role, rank fraction, which end of the spectrum is kept) of an entry of eval.truncations.
+
+    >>> parse_truncation('blocks.1.mlp_in@0.1'), parse_truncation('blocks.0.ov@0.5@bottom')
+    ((1, 'mlp_in', 0.1, 'top'), (0, 'ov', 0.5, 'bottom'))
+    """
     try:
         name, fraction, *keep = entry.split('@')
         blocks, layer, role = name.split('.')
@@ -402,7 +408,13 @@ class Config:
         return max([1, *(len(values) for values in self.vary.values())])
 
     def groups(self) -> dict[str, list[int]]:
-        """Replicas that differ in seeds only, by their common setting: 'num_tasks=8' -> [1, 3, 5]; '' if all do."""
+        """Replicas that differ in seeds only, by their common setting; '' where all do.
+
+        >>> import lingrok.tasks
+        >>> vary = {'seed': {'all': (0, 1, 0, 1)}, 'task': {'noise_prob': (0.3, 0.3, 0.7, 0.7)}}
+        >>> from_dict({'name': 'mine', 'task': {'name': 'recall'}, 'vary': vary}).groups()
+        {'noise_prob=0.3': [0, 1], 'noise_prob=0.7': [2, 3]}
+        """
         own = {name: values for name, values in self.vary.items() if name.partition('.')[0] != 'seed'}
         found: dict[str, list[int]] = {}
         for replica in range(self.num_replicas):
@@ -454,7 +466,18 @@ def task_class(name) -> type:
 
 
 def from_config_dict(config) -> Config:
-    """A checked `Config` from a ConfigDict; raises ConfigError on anything unknown, mistyped or impossible."""
+    """A checked `Config` from a ConfigDict; raises ConfigError on anything unknown, mistyped or impossible.
+
+    >>> import lingrok.tasks
+    >>> config = defaults('recall')
+    >>> config.model.num_heads = 4
+    >>> from_config_dict(config).model.d_head  # of 64 / 4, as it is 0 in the defaults
+    16
+    >>> config.model.num_heads = 3
+    >>> from_config_dict(config)
+    Traceback (most recent call last):
+    lingrok.config.ConfigError: model.num_heads=3 ...
+    """
     return from_dict(config.to_dict())
 
 

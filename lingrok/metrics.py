@@ -67,7 +67,11 @@ def interval(values: np.ndarray, axis: int = -1) -> tuple[np.ndarray, np.ndarray
 
 
 def text(values: np.ndarray) -> str:
-    """'0.512 ± 0.013 (n=4)' for the values of the replicas."""
+    """Mean and 95 % interval over the values of the replicas.
+
+    >>> text([0.5, 0.52, 0.54])
+    '0.520 ± 0.050 (n=3)'
+    """
     mean, half = interval(values)
     count = int(np.sum(np.isfinite(np.asarray(values, float))))
     if count == 0:

@@ -62,7 +62,12 @@ MATRIX_ROLES = ('q', 'k', 'v', 'o', 'ov', 'mlp_in', 'mlp_gate', 'mlp_out', 'mlp_
 
 
 def activation_names(cfg) -> tuple[str, ...]:
-    """All names that `model.apply` accepts in `capture` and `hooks` for the model config `cfg`, in order."""
+    """All names that `model.apply` accepts in `capture` and `hooks` for the model config `cfg`, in order.
+
+    >>> from lingrok.config import ModelConfig
+    >>> [name for name in activation_names(ModelConfig(num_layers=2)) if name.startswith('blocks.1.mlp')]
+    ['blocks.1.mlp.pre', 'blocks.1.mlp.post', 'blocks.1.mlp_out']
+    """
     names = ['embed']
     for layer, kind in enumerate(cfg.mlp_kind):
         inside_mlp = MLP_KINDS[kind][1]
@@ -72,5 +77,9 @@ def activation_names(cfg) -> tuple[str, ...]:
 
 
 def param_name(path) -> str:
-    """'blocks.1.mlp_in' for the path ('blocks_1', 'mlp_in') in the tree of parameters."""
+    """The name of a parameter at a path in the tree of parameters.
+
+    >>> param_name(('blocks_1', 'mlp_in'))
+    'blocks.1.mlp_in'
+    """
     return '.'.join(path).replace('blocks_', 'blocks.')

@@ -57,12 +57,20 @@ Point = dict[str, Any]
 
 
 def grid(axes: Mapping[str, Sequence]) -> list[Point]:
-    """Every combination of the values; the last key changes fastest."""
+    """Every combination of the values; the last key changes fastest.
+
+    >>> grid({'task.noise_prob': (0.3, 0.7), 'seed.init': (0, 1)})[:2]
+    [{'task.noise_prob': 0.3, 'seed.init': 0}, {'task.noise_prob': 0.3, 'seed.init': 1}]
+    """
     return product(*(zipped({key: values}) for key, values in axes.items()))
 
 
 def zipped(axes: Mapping[str, Sequence]) -> list[Point]:
-    """The first values of all keys, then the second ones, and so on. Raises ConfigError for unequal lengths."""
+    """The first values of all keys, then the second ones, and so on. Raises ConfigError for unequal lengths.
+
+    >>> zipped({'model.d_model': (32, 64), 'model.d_mlp': (128, 256)})
+    [{'model.d_model': 32, 'model.d_mlp': 128}, {'model.d_model': 64, 'model.d_mlp': 256}]
+    """
     lengths = {key: len(values) for key, values in axes.items()}
     require(len(set(lengths.values())) <= 1, f'zipped axes have different lengths: {lengths}; give every key the same '
             'number of values')

@@ -48,6 +48,12 @@ def truncate(params, cfg: ModelConfig, role: str, layer: int, rank_fraction: flo
     floor(rank_fraction * full rank) directions are kept; the full rank is min(shape), for 'ov' of factored heads the
     head width. Biases keep their effect. With svd=spectrum(params, cfg, role, layer) any number of fractions costs one
     decomposition, and fraction 0 none.
+
+    >>> cfg = ModelConfig(num_layers=1, d_model=4, d_mlp=4)
+    >>> params = {'blocks_0': {'mlp_in': jnp.diag(jnp.array([1.0, 5.0, 2.0, 3.0]))}}
+    >>> edited = truncate(params, cfg, 'mlp_in', layer=0, rank_fraction=0.5)
+    >>> [round(float(s), 3) for s in spectrum(edited, cfg, 'mlp_in', layer=0).s]
+    [5.0, 3.0, 0.0, 0.0]
     """
     require_fraction(rank_fraction)
     require(keep in ('top', 'bottom'), f'keep={keep!r}; {suggest(keep, ("top", "bottom"))}')
@@ -82,7 +88,11 @@ def full_rank(cfg: ModelConfig, role: str, svd: Spectrum) -> int:
 
 
 def rank_of(rank_fraction: float, full: int) -> int:
-    """Number of directions that a fraction of the full rank keeps, rounded down."""
+    """Number of directions that a fraction of the full rank keeps, rounded down.
+
+    >>> rank_of(0.29, 100), rank_of(0.1, 64)
+    (29, 6)
+    """
     return int(rank_fraction * full + 1e-6)  # .29 * 100 is 28.999... in binary
 
 

@@ -257,6 +257,11 @@ class Modular:
         """Rows of given examples, every one scored: tasks (B, 2), inputs (B, S, 2) with any number S of examples.
 
         shift_BS: added to z modulo p (label noise). groups: see `sample`; every row is valid.
+
+        >>> rows = jax.jit(Modular(p=5, num_tasks=8).rows)
+        >>> batch = rows(jnp.array([[1, 2]]), jnp.array([[[1, 1], [3, 4]]]))  # z = x + 2 y modulo 5
+        >>> batch.tokens_BL.tolist(), batch.targets_BL.tolist(), batch.mask_BL.tolist()
+        ([[1, 1, 3, 3, 4]], [[1, 3, 3, 4, 1]], [[0.0, 1.0, 0.0, 0.0, 1.0]])
         """
         B, S = inputs_BS2.shape[:2]
         z_BS = jnp.sum(task_B2[:, None] * inputs_BS2, -1) % self.p

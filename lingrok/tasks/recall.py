@@ -182,6 +182,15 @@ class Recall:
         groups: occurrence_BL (0 off triggers, else 1, 2, ... within the sequence), visible_BL (the target of this
         trigger has been shown), is_noise_BL (the label is a noise draw), answer_BL (the target of the trigger, -1 off
         triggers), triggers_Bk.
+
+        >>> task = Recall(length=16, num_triggers=2)
+        >>> def draw(pool_key, batch_key):
+        ...     return task.sample(task.init(pool_key), batch_key, split='clean', batch_size=8)
+        >>> batch = jax.jit(draw)(jax.random.key(0), jax.random.key(1))
+        >>> batch.tokens_BL.shape, batch.groups['triggers_Bk'].shape
+        ((8, 16), (8, 2))
+        >>> bool((batch.targets_BL[:, :-1] == batch.tokens_BL[:, 1:]).all())
+        True
         """
         state = jax.tree.map(jnp.asarray, state)  # that of a loaded run is numpy, which a scan cannot index
         trigger_key, key = jax.random.split(key)
