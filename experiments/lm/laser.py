@@ -5,7 +5,7 @@
     python experiments/lm/laser.py --roles=q,k,v,o                       attention, the control
     python experiments/lm/laser.py --compose --edits                     several layers at once; rank-one edits beside
 
-The first half of the prompts chooses, the second half reports. The choice is kept for ioi.py, facts.py and gsm8k.py.
+The first half of the prompts chooses, the second half reports. The choice is kept for ioi.py and facts.py.
 A killed script goes on where it was. The default takes a quarter of an hour on two cores.
 """
 
@@ -19,9 +19,9 @@ from absl import flags
 from lingrok import cli, names
 from lingrok.config import require, suggest, truncatable_roles
 from lingrok.figures import language
-from lingrok.lm import editing, facts, ioi, truncation
+from lingrok.lm import chains, editing, facts, ioi, truncation
 from lingrok.lm.prompts import read_text
-from lingrok.log import Series
+from lingrok.log import Series, write_atomically, write_json
 
 PROMPTS = flags.DEFINE_string('prompts', 'ioi', 'ioi, facts, or a CSV with the columns prompt and answer')
 COUNT = flags.DEFINE_integer('count', 100, 'IOI sentences', lower_bound=4)
@@ -47,10 +47,11 @@ def measure(model, seed, folder):
         require(role in allowed, f'--roles: {role!r}; {suggest(role, allowed)}')
     fractions, keeps = [_fraction(text) for text in FRACTIONS.value], KEEP.value
     require(set(keeps) <= {'top', 'bottom'} and keeps, f'--keep={",".join(keeps)}; allowed: top, bottom, top,bottom')
+    require(TEXT.value != 'none' or not EDITS.value, '--edits compares at equal cost on a text; give --text')
     kind, question = _question(model, seed)
+    choosing, reporting = truncation.halves(len(question.texts))
     study = truncation.study(model, question, _text(model, seed))
     whole = truncation.measure(study, model.params, cfg.num_layers)
-    choosing, reporting = truncation.halves(len(question.texts))
 
     asked = [truncation.entry(layer, role, fraction, keep) for layer in layers for role in roles
              for fraction in fractions for keep in keeps if fraction > 0 or keep == keeps[0]]
@@ -59,8 +60,11 @@ def measure(model, seed, folder):
     with path.open('a') as file, tqdm.tqdm(total=len(asked), desc='truncations', unit='model') as bar:
         bar.update(sum(name in table for name in asked))
         for name, params in truncation.truncations(model, layers, roles, fractions, keeps, skip=table):
-            table[name] = truncation.measure(study, params, truncation.first_layer(name, cfg.num_layers))
-            _write(file, name, table[name])
+            found = truncation.measure(study, params, truncation.first_layer(name, cfg.num_layers))
+            line = _line(name, found)
+            file.write(line)
+            file.flush()
+            table |= _parsed(line)  # as a script that goes on will read it
             bar.update()
     table = {name: table[name] for name in asked}
 
@@ -126,36 +130,38 @@ def _text(model, seed: int):
 
 def _identity(study) -> str:
     """A hash of all that changes the numbers of a truncation."""
-    found = hashlib.sha256(repr((study.pretrained.config, study.question.texts)).encode())
+    found = hashlib.sha256(repr((chains.fingerprint(study.pretrained), study.question.texts)).encode())
     for array in (*study.question.words.values(), study.prompts.tokens_BL, *study.text_streams[:1]):
         found.update(np.ascontiguousarray(array).tobytes())
     return found.hexdigest()[:8]
 
 
 def _read(path) -> dict:
-    """What has been measured, by truncation; a line cut short by a kill is dropped from the file."""
+    """What has been measured, by truncation; a line that a kill has damaged is dropped from the file."""
     table, kept = {}, []
-    for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
+    for line in path.read_bytes().splitlines() if path.exists() else ():
         try:
-            entry = json.loads(line) if line.endswith('\n') else None
-            table[entry['model']] = {key: np.array(value) for key, value in entry['found'].items()}
-            kept.append(line)
+            table |= _parsed(line.decode())
+            kept.append(line + b'\n')
         except (ValueError, TypeError, KeyError, AttributeError):
             continue
-    if path.exists():
-        path.write_text(''.join(kept))
+    write_atomically(path, b''.join(kept))
     return table
 
 
-def _write(file, name: str, found) -> None:
-    file.write(json.dumps({'model': name, 'found': {key: [float(f'{x:.6g}') for x in value]
-                                                   for key, value in found.items()}}) + '\n')
-    file.flush()
+def _line(name: str, found) -> str:
+    return json.dumps({'model': name, 'found': {key: [float(f'{x:.6g}') for x in value]
+                                                for key, value in found.items()}}) + '\n'
+
+
+def _parsed(line: str) -> dict:
+    entry = json.loads(line)
+    return {entry['model']: {key: np.array(value) for key, value in entry['found'].items()}}
 
 
 def _keep(path, kind: str, chosen: str) -> None:
     before = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps({**before, kind: chosen}, indent=1) + '\n')
+    write_json(path, {**before, kind: chosen})
 
 
 def _print(models, question, rows, seed: int) -> None:
@@ -171,7 +177,6 @@ def _print(models, question, rows, seed: int) -> None:
 
 def _edits(study, table, whole, choosing, reporting, layers, folder) -> dict:
     """Draws the second figure; returns its series."""
-    require(bool(study.text_streams), '--edits compares at equal cost on a text; give --text')
     families = {'truncation, top': {}, 'truncation, bottom': {}}
     for name, found in table.items():
         families['truncation, bottom' if name.endswith('@bottom') else 'truncation, top'][name] = found

@@ -21,7 +21,8 @@ def models(series: Mapping) -> list[str]:
 
 
 def words(series: Mapping) -> list[str]:
-    return list(dict.fromkeys(name.rpartition('/')[2] for name in series if '/log_p/' in name))
+    """The words of a series: what stands behind '/p/' or '/log_p/' in its names."""
+    return list(dict.fromkeys(name.rpartition('/')[2] for name in series if '/log_p/' in name or '/p/' in name))
 
 
 def pair(series: Mapping) -> tuple[str, str]:

@@ -24,6 +24,8 @@ BUDGETS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)  # nats a token
 def without_generic(study: Study, layer: int, rows: np.ndarray, strength: float) -> dict:
     """Params whose feed-forward of a layer says `strength` less of the generic word behind the prompts `rows` (B,)."""
     cfg, params = study.pretrained.config, study.pretrained.params
+    require(bool(study.text_streams), 'the edit is to spare a text, and the study has none; give study its windows')
+    require(0 <= layer < cfg.num_layers, f'layer {layer}; allowed: 0 to {cfg.num_layers - 1}')
     require(cfg.mlp_kind[layer] in ('mlp', 'gated'), f'layer {layer} has the feed-forward {cfg.mlp_kind[layer]!r}; '
             'allowed: mlp, gated')
     x_BI, text_TI = (_inputs(study, layer, streams) for streams in (study.prompt_streams, study.text_streams))
@@ -50,11 +52,11 @@ def _direction(study: Study) -> jnp.ndarray:
 
     Against the mean of all words: what all logits share says nothing.
     """
-    params = study.pretrained.params
+    cfg, params = study.pretrained.config, study.pretrained.params
     word = np.bincount(np.ravel(study.question.words[study.question.generic])).argmax()
-    unembed_DV = params['embed'].T if study.pretrained.config.tied else params['unembed']
-    scale_D = params.get('norm_scale', 1.0)
-    return scale_D * (unembed_DV[:, word] - jnp.mean(unembed_DV, 1)).astype(jnp.float32)
+    unembed_DV = params['embed'].T if cfg.tied else params['unembed']
+    write_D = params.get('norm_scale', 1.0) * (unembed_DV[:, word] - jnp.mean(unembed_DV, 1)).astype(jnp.float32)
+    return write_D - jnp.mean(write_D) if cfg.norm == 'layernorm' else write_D  # which takes out the mean itself
 
 
 def equal_cost(families: Mapping[str, Mapping[str, Mapping[str, np.ndarray]]], whole: Mapping[str, np.ndarray],

@@ -161,15 +161,16 @@ def compose(study: Study, table: Mapping[str, Mapping[str, np.ndarray]], whole: 
     layer, the best ones alone, are tried. Returns the entry ('' if nothing helps) and what it says.
     """
     pretrained, question = study.pretrained, study.question
-    best, found = '', dict(whole)
+    best, found, params = '', dict(whole), pretrained.params
     for layer in reversed(range(pretrained.config.num_layers)):
         own = [name for name in table if first_layer(name, 0) == layer]
         own.sort(key=lambda name: -np.mean(lead(table[name], question)[rows]))
         for name in own[:tries]:
             together = f'{best}+{name}' if best else name
-            tried = measure(study, edited(pretrained, together), layer)
+            other = edited(pretrained._replace(params=params), name)
+            tried = measure(study, other, layer)
             if choose({best: found, together: tried}, whole, question, rows, max_kl) == together:
-                best, found = together, tried
+                best, found, params = together, tried, other
                 break
     return best, found
 
