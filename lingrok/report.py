@@ -526,7 +526,8 @@ def _run_facts(directory: Path, loaded, groups: Mapping, starts: Sequence[Mappin
                   'checkpoints at': ', '.join(map(str, loaded.steps)) or 'none yet',
                   'load it': f'lingrok.load_run({str(directory)!r})'}
     if starts:
-        facts['trained on'] = f'{starts[-1].get("device", "unknown device")}, jax {starts[-1].get("jax", "unknown")}'
+        device = ' '.join(dict.fromkeys(str(starts[-1].get('device', 'unknown device')).split()))  # 'cpu cpu'
+        facts['trained on'] = f'{device}, jax {starts[-1].get("jax", "unknown")}'
     return facts
 
 
@@ -652,9 +653,10 @@ for (const box of document.querySelectorAll('[data-labels]')) {
 
 STYLE = """
 :root { --page: #fff; --ink: #1b1f24; --soft: #57606a; --line: #d8dee4; --card: #f6f8fa; --link: #0072b2;
-  --good: #00704f; --warn: #8a4b00; --warn-card: #fff4e0; }
+  --good: #00704f; --warn: #8a4b00; --warn-card: #fff4e0; --shade: #0004; }
 @media (prefers-color-scheme: dark) { :root { --page: #14171b; --ink: #e6e9ed; --soft: #9aa4af; --line: #30363d;
-  --card: #1c2127; --link: #6cb6e8; --good: #4cc59a; --warn: #f0b35a; --warn-card: #2b2214; } }
+  --card: #1c2127; --link: #6cb6e8; --good: #4cc59a; --warn: #f0b35a; --warn-card: #2b2214;
+  --shade: #fff4; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink); overflow-wrap: anywhere;
   font: 1rem/1.5 system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif; }
@@ -678,6 +680,10 @@ nav, .contents { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; margin: 1.
 .attention ul { margin: .25rem 0 0; padding-left: 1.2rem; font-size: .9rem; }
 .note { color: var(--soft); font-size: .875rem; }
 .wide, .plot { overflow-x: auto; }
+.wide { --under: var(--page); background: /* a shade at the right edge until the end of a wide table is reached */
+  linear-gradient(to left, var(--under) 40%, transparent) right / 3rem 100% no-repeat local,
+  linear-gradient(to left, var(--shade), transparent) right / .9rem 100% no-repeat scroll; }
+figure .wide { --under: var(--card); margin-top: .75rem; }
 table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .9rem .3rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }
 td { max-width: 26rem; min-width: 2.5rem; overflow-wrap: break-word; }
@@ -692,6 +698,8 @@ figure { margin: 1.5rem 0 2.5rem; padding: 1rem; background: var(--card); border
   border-radius: .5rem; }
 .plot { background: #fff; border-radius: .3rem; padding: .5rem; }
 .plot img { display: block; width: 100%; min-width: 40rem; height: auto; }
+@media (max-width: 44rem) { .plot::before { content: 'wider than the screen: scroll \\2192'; position: sticky; left: 0;
+  display: block; width: max-content; color: #57606a; font-size: .75rem; } }
 figcaption { margin: .75rem 0; max-width: 52rem; font-size: .9rem; }
 .slider { display: flex; flex-wrap: wrap; align-items: center; gap: .25rem .75rem; margin: .5rem 0; }
 .slider output { min-width: 4rem; font-weight: 600; font-variant-numeric: tabular-nums; }
@@ -706,7 +714,8 @@ summary { cursor: pointer; color: var(--link); font-size: .9rem; }
   figure { border: 0; padding: 0; break-inside: avoid; }
   tr, h2, h3 { break-inside: avoid; break-after: avoid; }
   tr { break-after: auto; }
-  .wide, .plot { overflow: visible; }
+  .wide, .plot { overflow: visible; background: none; }
+  .plot::before { display: none !important; }
   .plot img { min-width: 0; }
   body { font-size: 10pt; }
 }

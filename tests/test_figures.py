@@ -164,3 +164,16 @@ def test_budget_of_the_config_keeps_the_total():
 def test_settings_are_called_by_what_differs(settings_, expected):
     points = [settings.Point({**setting, 'seed': 1}, None, {}) for setting in settings_]
     assert settings.labels(points) == expected
+
+
+@pytest.mark.parametrize('steps', [(0,), (0, 54, 106, 400), (0, 1, 10, 10**6), tuple(range(0, 1000, 50)), (7,)])
+def test_labels_of_steps_do_not_run_into_each_other(steps):
+    figure, axes = figures.style.new_figure(1, 4, height=2)
+    axes[0, 0].plot(steps, steps)
+    figures.style.log_steps(axes[0, 0], steps)
+    figure.draw_without_rendering()
+    low, high = axes[0, 0].get_xlim()
+    ticks = [tick for tick in axes[0, 0].xaxis.get_major_ticks() if low <= tick.get_loc() <= high]
+    boxes = sorted((tick.label1.get_window_extent() for tick in ticks), key=lambda box: box.x0)
+    assert all(left.x1 < right.x0 for left, right in zip(boxes, boxes[1:], strict=False))
+    assert [tick.get_loc() for tick in ticks][:1] == [0] or steps == (7,)

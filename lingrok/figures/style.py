@@ -131,8 +131,11 @@ def dynamics(series: Mapping, cfg, *, frame: Callable | None, curves: Sequence[s
 
 
 def log_steps(axis, steps) -> None:
-    """A logarithmic axis of steps with a place for step 0."""
-    axis.set_xscale('symlog', linthresh=max(1, steps[1] if len(steps) > 1 else 1))
+    """A logarithmic axis of steps with a place for step 0, and labels that leave each other room."""
+    first, last = max(1, steps[1] if len(steps) > 1 else 1), max(1, steps[-1])
+    axis.set_xscale('symlog', linthresh=first)
+    decades = 10.0 ** np.arange(np.ceil(np.log10(first)), np.floor(np.log10(last)) + 1)
+    axis.set_xticks([0, *decades[:: 1 + len(decades) // 5]])
 
 
 def letters(axes) -> None:
