@@ -244,7 +244,9 @@ def experiment(measure: Callable, figure: Callable, *, task: str, expected: Sequ
         drawn = figures.style.dynamics(series, run.config, frame=frame, curves=curves) if several else figure(
             series, run.config)
         stem = f'{name}_steps' if several else name
-        report = {'caption': figures.style.caption(figure), 'run': str(run.path), 'steps': chosen, 'seed': seed.value,
+        if several:
+            drawn.set_label(f'{drawn.get_label()} The whole figure: {figures.style.caption(figure)}')
+        report = {'run': str(run.path), 'steps': chosen, 'seed': seed.value,
                   'expected': compare(series, run.config, expected)}
         _write_results(drawn, directory, stem, series, report)
         if several:
@@ -271,10 +273,8 @@ def calculation(measure: Callable, figure: Callable, *, expected: Sequence[Expec
     def go() -> None:
         directory = _folder(out.value, Path('runs/theory'))
         series = measure(seed.value)
-        drawn = figure(series)
-        report = {'caption': drawn.get_label(), 'seed': seed.value,
-                  'expected': _compare(series, {'': slice(None)}, expected)}
-        _write_results(drawn, directory, Path(sys.argv[0]).stem, series, report)
+        report = {'seed': seed.value, 'expected': _compare(series, {'': slice(None)}, expected)}
+        _write_results(figure(series), directory, Path(sys.argv[0]).stem, series, report)
 
     main(go)
 
@@ -322,8 +322,8 @@ def language_model(measure: Callable, figure: Callable, *, expected: Sequence[Ex
 
             parts.append(_kept(folder / f'{stem}.npz', of_one) if several else of_one())
         series = _joined(parts, titles) if several else parts[0]
-        report = {'caption': ' '.join((figure.__doc__ or '').split()), 'model': ', '.join(titles), 'dtype': dtype.value,
-                  'seed': seed.value, 'expected': _compare(series, {'': slice(None)}, expected)}
+        report = {'model': ', '.join(titles), 'dtype': dtype.value, 'seed': seed.value,
+                  'expected': _compare(series, {'': slice(None)}, expected)}
         _write_results(figure(series), directory, stem, series, report)
 
     main(go)
@@ -366,9 +366,9 @@ def _folder(asked: str, default: Path) -> Path:
 
 
 def _write_results(figure, directory: Path, stem: str, series: Mapping, report: Mapping) -> None:
-    """Figure, numbers and report of a script; prints the expected numbers beside the measured ones."""
+    """Figure, numbers, and report with the figure's caption; prints the expected numbers beside the measured ones."""
     path = write_figure(figure, directory, stem, series)
-    (directory / f'{stem}.json').write_text(json.dumps(report, indent=1) + '\n')
+    (directory / f'{stem}.json').write_text(json.dumps({'caption': figure.get_label(), **report}, indent=1) + '\n')
     compared = report['expected']
     shown = [row for row in compared if row['measured'] != ABSENT]
     for row in shown:

@@ -183,6 +183,13 @@ def test_an_impossible_config_is_refused_in_one_line(case):
     assert found in message and allowed in message and (advice or '') in message
 
 
+@pytest.mark.parametrize('case', ['unknown key', 'unknown choice', 'float as int', 'negative rate'])
+def test_an_error_about_a_key_names_the_page_of_all_keys(case):
+    with pytest.raises(ConfigError, match='; docs/config.md explains every key$'):
+        build(ERRORS[case][0])
+    assert (ROOT / 'docs' / 'config.md').is_file()
+
+
 def test_unknown_variant_is_refused_in_one_line():
     with pytest.raises(ConfigError, match="no variant 'smok'; did you mean 'smoke'") as error:
         get_config('recall.py:smok')

@@ -3,6 +3,7 @@
 import csv
 import functools
 import json
+import re
 
 import numpy as np
 import pytest
@@ -78,6 +79,8 @@ def test_every_script_writes_its_figure_and_the_numbers_behind_it(script, result
             assert list(csv.DictReader(file))
     reports = [json.loads(path.read_text()) for path in folder.glob('*.json')]
     assert tables and reports and all(row['source'] for report in reports for row in report['expected'])
+    captions = [text for report in reports for text in report.get('captions', {'': report.get('caption')}).values()]
+    assert all(text.endswith('.') and ' series: ' not in text for text in captions), captions
 
 
 @pytest.mark.parametrize('task', ['modular', *(pytest.param(x, marks=pytest.mark.slow) for x in ('recall', 'text'))])
@@ -88,6 +91,8 @@ def test_several_steps_are_curves_and_frames(task, results_of):
     with (folder / f'{name}.csv').open() as file:
         assert {int(row['step']) for row in csv.DictReader(file)} == {0, 10}
     assert (folder / f'{name}.png').exists()
+    caption = json.loads((folder / f'{name}.json').read_text())['caption']
+    assert task == 'text' or 'film strip of replica 0' in caption.partition('The whole figure: ')[0]
 
 
 def test_bad_input_is_one_line(trained, tmp_path):
@@ -104,6 +109,15 @@ def test_bad_input_is_one_line(trained, tmp_path):
     for message, (code, _, err) in zip(cases.values(), done, strict=True):
         assert code == 2 and message in err, err
         assert err.count('\n') == 1 and err.startswith('error: ')
+
+
+def test_a_task_vector_that_is_none_is_one_line(trained):
+    asked = {'attention': '6', 'characters': '1,2,3', 'cosine': '1,x', 'kshot_grid': '0,99', 'neurons': '-1,0',
+             'pca': '1;2'}
+    cases = [[path_of(f'modular/{name}.py'), trained.path, f'--task={text}'] for name, text in asked.items()]
+    for code, _, err in run_scripts(cases):
+        assert code == 2
+        assert re.fullmatch(r'error: --task=\S+; allowed: two numbers from 0 to \d+; try --task=1,2\n', err), err
 
 
 def test_help_shows_the_command_and_the_flags():

@@ -94,7 +94,7 @@ def test_queries_of_long_rows_are_those_of_the_published_numbers():
     assert found['attention/previous_mass'] == 1
 
 
-@pytest.mark.parametrize('task', [(), (1, 2)])
+@pytest.mark.parametrize('task', [None, (1, 2)])
 def test_attention_maps_one_row_of_the_task_asked_for(task):
     cfg = tiny_config()
     params, state = random_params(cfg.model), quick_jit(cfg.task.init)(jax.random.key(3))

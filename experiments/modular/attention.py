@@ -9,12 +9,13 @@ from absl import flags
 
 from lingrok import cli
 from lingrok.analysis import heads
+from lingrok.analysis.scan import parse_vector
 from lingrok.cli import Expected
 from lingrok.config import require
 from lingrok.figures import heads as figures
 
-TASK = flags.DEFINE_list('task', [], 'a,b of the row that is mapped; by default the first unseen task of each replica',
-                         module_name='attention.py')
+TASK = flags.DEFINE_string('task', '', 'task vector a,b of the row that is mapped; by default the first unseen one of '
+                           'each replica')
 TOKENS = flags.DEFINE_integer('tokens', 24, 'length of the maps')
 ROWS = flags.DEFINE_integer('rows', 256, 'rows behind the statistics', lower_bound=1)
 
@@ -37,12 +38,9 @@ CURVES = ('attention/previous_mass', 'attention/self_over_previous')
 
 def measure(run, **at):
     """Every replica on its own unseen tasks."""
-    p, length = run.task.p, run.task.seq_len
-    require(all(part.strip().isdecimal() and int(part) < p for part in TASK.value) and len(TASK.value) in (0, 2),
-            f'--task={",".join(TASK.value)}; allowed: two numbers from 0 to {p - 1}; try --task=1,2')
-    require(TOKENS.value > 0, f'--tokens={TOKENS.value}; allowed: 1 to {length}')
-    fn = functools.partial(heads.attention, task=tuple(map(int, TASK.value)), tokens=min(TOKENS.value, length),
-                           num_rows=ROWS.value)
+    require(TOKENS.value > 0, f'--tokens={TOKENS.value}; allowed: 1 to {run.task.seq_len}')
+    fn = functools.partial(heads.attention, task=parse_vector(TASK.value, run.task.p),
+                           tokens=min(TOKENS.value, run.task.seq_len), num_rows=ROWS.value)
     return run.measure(fn, **at)
 
 

@@ -17,7 +17,7 @@ from lingrok.cli import Expected
 from lingrok.figures import features
 
 SLOT = flags.DEFINE_integer('slot', 2, 'example of the row that runs over all inputs, from 0')
-TASK = flags.DEFINE_list('task', None, 'task vector a,b; by default an unseen one of each replica')
+TASK = flags.DEFINE_string('task', '', 'task vector a,b; by default an unseen one of each replica')
 ROOT = flags.DEFINE_integer('root', None, 'primitive root of the logarithm; by default 27 for p = 29, else the least')
 
 SOURCE = 'by symmetry: independent normal numbers have 2 / (p - 2) in each frequency of two characters'
@@ -31,7 +31,7 @@ EXPECTED = [Expected('largest share of a frequency in the embedding', 'above tha
 
 
 def measure(run, **at):
-    vector = parse_vector(TASK.value)
+    vector = parse_vector(TASK.value, run.task.p)
     return run.measure(functools.partial(characters.spectra, slot=SLOT.value, vector=vector, root=ROOT.value), **at)
 
 

@@ -18,7 +18,7 @@ from lingrok.cli import Expected
 from lingrok.figures import features
 
 SLOT = flags.DEFINE_integer('slot', 2, 'example of the row that runs over all inputs, from 0')
-TASK = flags.DEFINE_list('task', None, 'task vector a,b; by default an unseen one of each replica')
+TASK = flags.DEFINE_string('task', '', 'task vector a,b; by default an unseen one of each replica')
 PART = flags.DEFINE_string('part', 'resid_post', 'vectors: resid_post, or heads (what each head adds)')
 CENTRED = flags.DEFINE_bool('centred', False, 'take the mean over inputs from all vectors first')
 
@@ -29,8 +29,8 @@ EXPECTED = [Expected('ratio contrast at the y token, best block', 'clearly posit
 
 
 def measure(run, **at):
-    options = {'part': PART.value, 'slot': SLOT.value, 'vector': parse_vector(TASK.value), 'centred': CENTRED.value,
-               'pictures': len(at['steps']) == 1}
+    options = {'part': PART.value, 'slot': SLOT.value, 'vector': parse_vector(TASK.value, run.task.p),
+               'centred': CENTRED.value, 'pictures': len(at['steps']) == 1}
     return run.measure(functools.partial(similarity.similarities, **options), **at)
 
 

@@ -10,11 +10,12 @@ from absl import flags
 
 from lingrok import cli
 from lingrok.analysis import skills
+from lingrok.analysis.scan import parse_vector
 from lingrok.cli import Expected
 from lingrok.config import require
 from lingrok.figures import skills as figures
 
-SHOTS = flags.DEFINE_string('shots', '', 'lengths of the context, such as 1,2,13,31; by default about those')
+SHOTS = flags.DEFINE_list('shots', [], 'lengths of the context, such as 1,2,13,31; by default about those')
 TASK = flags.DEFINE_string('task', '', 'task vector a,b of the pictures; by default an unseen task of the run')
 NUM_TASKS = flags.DEFINE_integer('num_tasks', 32, 'most unseen and most training tasks of the means', lower_bound=1)
 
@@ -33,16 +34,12 @@ CURVES = ('ood/accuracy_covered', 'ood/accuracy_uncovered', 'id/accuracy_uncover
 
 
 def measure(run, **at):
-    shots = sorted({*(_numbers('shots', SHOTS.value) or skills.default_shots(run.task))})
-    task = _numbers('task', TASK.value) or None
+    require(all(part.strip().isdecimal() for part in SHOTS.value), f'--shots={",".join(SHOTS.value)}; allowed: whole '
+            'numbers such as 1,2')
+    shots = sorted({*map(int, SHOTS.value)}) or skills.default_shots(run.task)
+    task = parse_vector(TASK.value, run.task.p)
     fn = functools.partial(skills.kshot_grid, shots=shots, task=task, num_tasks=NUM_TASKS.value)
     return run.measure(fn, **at)
-
-
-def _numbers(name: str, text: str) -> tuple[int, ...]:
-    parts = [part.strip() for part in text.split(',') if part.strip()]
-    require(all(part.isdecimal() for part in parts), f'--{name}={text}; allowed: whole numbers such as 1,2')
-    return tuple(map(int, parts))
 
 
 if __name__ == '__main__':

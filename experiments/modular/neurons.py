@@ -18,7 +18,7 @@ from lingrok.cli import Expected
 from lingrok.figures import features
 
 SLOT = flags.DEFINE_integer('slot', 2, 'example of the row that runs over all inputs, from 0')
-TASK = flags.DEFINE_list('task', None, 'task vector a,b; by default an unseen one of each replica')
+TASK = flags.DEFINE_string('task', '', 'task vector a,b; by default an unseen one of each replica')
 
 G_1 = 'authors to the reviewers, p = 29, in words only'
 EXPECTED = [Expected('most neurons of x in a block', 'first of 4 blocks: many', G_1, 'y/most_x'),
@@ -33,7 +33,7 @@ EXPECTED = [Expected('most neurons of x in a block', 'first of 4 blocks: many', 
 
 
 def measure(run, **at):
-    vector = parse_vector(TASK.value)
+    vector = parse_vector(TASK.value, run.task.p)
     return run.measure(functools.partial(neurons.neuron_kinds, slot=SLOT.value, vector=vector), **at)
 
 

@@ -23,7 +23,7 @@ from lingrok.figures import features
 PART = flags.DEFINE_enum('part', 'heads', pca.PARTS, 'what is taken apart')
 TOKENS = flags.DEFINE_enum('tokens', 'xy', pca.TOKENS, 'the two tokens whose vectors are joined')
 SLOT = flags.DEFINE_integer('slot', 2, 'example of the row that runs over all inputs, from 0')
-TASK = flags.DEFINE_list('task', None, 'task vector a,b; by default an unseen one of each replica')
+TASK = flags.DEFINE_string('task', '', 'task vector a,b; by default an unseen one of each replica')
 ROOT = flags.DEFINE_integer('root', None, 'primitive root of the logarithm; by default 27 for p = 29, else the least')
 UNCENTRED = flags.DEFINE_bool('uncentred', False, 'add the mean to the directions and project uncentred data, as the '
                               'official code does')
@@ -40,8 +40,9 @@ EXPECTED = [Expected('radius of the small circles to that of the large one', '.1
 
 
 def measure(run, **at):
-    options = {'part': PART.value, 'tokens': TOKENS.value, 'slot': SLOT.value, 'vector': parse_vector(TASK.value),
-               'root': ROOT.value, 'uncentred': UNCENTRED.value, 'zero': ZERO.value}
+    options = {'part': PART.value, 'tokens': TOKENS.value, 'slot': SLOT.value,
+               'vector': parse_vector(TASK.value, run.task.p), 'root': ROOT.value, 'uncentred': UNCENTRED.value,
+               'zero': ZERO.value}
     return run.measure(functools.partial(pca.scanned_components, **options), **at)
 
 

@@ -26,7 +26,7 @@ def head_outputs(params, acts, cfg: ModelConfig, layer: int) -> jax.Array:
     return jnp.einsum('blhk,hkd->blhd', z_BLHK, o_HKD.astype(z_BLHK.dtype))
 
 
-def attention(params, task_state, key, cfg: Config, *, task: tuple[int, ...] = (), tokens: int = 24,
+def attention(params, task_state, key, cfg: Config, *, task: tuple[int, int] | None = None, tokens: int = 24,
               num_rows: int = 256) -> dict:
     """Where every head looks: maps of one row, and statistics over rows of unseen tasks.
 
@@ -43,7 +43,7 @@ def attention(params, task_state, key, cfg: Config, *, task: tuple[int, ...] = (
     """
     row_key, key = jax.random.split(key)
     row = cfg.task.sample(task_state, row_key, split='ood_train', batch_size=1)
-    if task:
+    if task is not None:
         inputs_BS2 = jnp.pad(row.tokens_BL, ((0, 0), (0, 1))).reshape(1, -1, 3)[..., :2]
         row = cfg.task.rows(jnp.array([task]), inputs_BS2)
     shown_BL, task_2 = row.tokens_BL[:, :tokens], row.groups['task_B2'][0]

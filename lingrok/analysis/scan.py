@@ -48,9 +48,15 @@ def scan(params, state, key: jax.Array, cfg: Config, *, slot: int, vector, captu
     return {name: cut[name.endswith('attn.pattern')](x).astype(jnp.float32) for name, x in acts.items()}
 
 
-def parse_vector(parts) -> tuple[int, ...] | None:
-    """The numbers of a list of texts, None of None; `scanned_rows` says which are allowed."""
-    if parts is None:
+def parse_vector(text: str, p: int) -> tuple[int, int] | None:
+    """The task vector of a flag --task=a,b, None of an empty one.
+
+    >>> parse_vector('6,28', p=29)
+    (6, 28)
+    """
+    if not text:
         return None
-    require(all(part.strip().isdecimal() for part in parts), f'task vector {",".join(parts)}; allowed: two numbers a,b')
-    return tuple(int(part) for part in parts)
+    numbers = tuple(int(part) if part.strip().isdecimal() else p for part in text.split(','))
+    require(len(numbers) == 2 and max(numbers) < p, f'--task={text}; allowed: two numbers from 0 to {p - 1}; try '
+            '--task=1,2')
+    return numbers
