@@ -355,13 +355,18 @@ input.oninput();
 const film = document.querySelector('.film input');
 film.value = 0;
 film.oninput();
-document.documentElement.dataset.probe = JSON.stringify({
+parent.postMessage(JSON.stringify({
   width: innerWidth, scroll: document.documentElement.scrollWidth, wide, before, up, down, last,
   first: value.textContent,
   hidden: input.hidden, label: document.querySelector('output').textContent,
   frames: [...document.querySelectorAll('.frame')].map(x => x.hidden), pwned: window.pwned === undefined,
   broken: [...document.images].filter(x => !x.complete || !x.naturalWidth).length,
-  background: getComputedStyle(document.body).backgroundColor});
+  background: getComputedStyle(document.body).backgroundColor}), '*');
+"""
+# A window of Chromium has at least 500 pixels; a frame can be as narrow as a phone.
+FRAME = """<!doctype html><meta name="color-scheme" content="light dark">
+<iframe src="report.html" width="{}" height="2400" style="border: 0"></iframe>
+<script>onmessage = event => {{ document.documentElement.dataset.probe = event.data; }};</script>
 """
 SCHEMES = {'light': (1, 'rgb(255, 255, 255)'), 'dark': (0, 'rgb(20, 23, 27)')}
 
@@ -393,7 +398,9 @@ def test_in_a_browser(copy, tmp_path, chromium, width, scheme):
     digest = base64.b64encode(hashlib.sha256(PROBE.encode()).digest()).decode()
     page.write_text(text.replace('script-src ', f"script-src 'sha256-{digest}' ").replace(
         '</body>', f'<script>{PROBE}</script></body>'))
-    found = re.search('data-probe="([^"]*)"', browse(chromium, page, '--dump-dom', width=width, scheme=scheme))
+    frame = tmp_path / 'frame.html'
+    frame.write_text(FRAME.format(width))
+    found = re.search('data-probe="([^"]*)"', browse(chromium, frame, '--dump-dom', width=1300, scheme=scheme))
     seen = json.loads(html.unescape(found[1]))
     assert seen['width'] == width and seen['scroll'] <= width and seen['wide'] == []
     assert seen['pwned'] and seen['broken'] == 0 and seen['background'] == SCHEMES[scheme][1]
