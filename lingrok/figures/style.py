@@ -136,6 +136,7 @@ def log_steps(axis, steps) -> None:
     axis.set_xscale('symlog', linthresh=first)
     decades = 10.0 ** np.arange(np.ceil(np.log10(first)), np.floor(np.log10(last)) + 1)
     axis.set_xticks([0, *decades[:: 1 + len(decades) // 5]])
+    axis.minorticks_off()
 
 
 def letters(axes) -> None:
