@@ -147,12 +147,13 @@ def test_choose():
         'better, dear': hand_made(0.4, 0.05, kl=0.9),
         'best, but the answer is lost': hand_made(0.2, 0.001),
         'best on the half that tests': hand_made((0.3, 0.3, 0.9, 0.9), (0.3, 0.3, 0.001, 0.001)),
+        'answer lost on the half that chooses': hand_made((0.2, 0.2, 0.9, 0.9), 0.0001),
     }
     pick = functools.partial(truncation.choose, table, whole, ASKED)
     assert pick(FIRST) == 'better, dear'
     assert pick(FIRST, 0.5) == 'good' and pick(FIRST, 0.2) == 'good'
     assert pick(FIRST, 0.1) == 'best on the half that tests'  # it costs nothing, and loses nothing on its half
-    assert pick(SECOND) == 'best on the half that tests'
+    assert pick(SECOND) == 'answer lost on the half that chooses'
     assert truncation.choose({'worse': hand_made(0.29, 0.01)}, whole, ASKED, FIRST) is None
     assert truncation.choose({}, whole, ASKED, FIRST) is None
     # The whole model may be chosen, and what costs as much as is allowed counts.
