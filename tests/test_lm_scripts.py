@@ -182,6 +182,7 @@ def test_dynamics_are_sorted_by_step_and_go_on_model_by_model(runs, files):
     assert {key for key in found if found[key] != again[key]} == {('whole/p/answer', '512', str(i)) for i in range(4)}
     assert again['whole/p/answer', '512', '0'] == '0.123456'
     # With another truncation the numbers that were there are of no use.
+    assert ('blocks.0.mlp_in@0/p/answer', '512', '0') in other
     assert {key: value for key, value in other.items() if 'whole/' in key[0]} == {
         key: value for key, value in found.items() if 'whole/' in key[0]}
 
