@@ -494,12 +494,17 @@ def one_path(paths: Sequence[str]) -> Path:
 
 def asked_truncations(asked: Sequence[str], folder: Path, question: str) -> list[str]:
     """The edited models of --truncate, or the one that laser.py has chosen for this model and question, if any."""
+    from lingrok.config import ConfigError
+
     path = folder / CHOSEN
     if asked or not path.is_file():
         if not asked:
             print('only the whole model: no --truncate, and laser.py has not chosen one yet')
         return list(asked)
-    chosen = json.loads(path.read_text()).get(question, '')
+    try:
+        chosen = json.loads(path.read_text()).get(question, '')
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(f'{path} is damaged; remove it, and run laser.py again or name a --truncate') from error
     return [chosen] if chosen else []
 
 

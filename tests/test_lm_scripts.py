@@ -14,6 +14,8 @@ from test_cli import run_scripts
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import lingrok
+from lingrok import cli
+from lingrok.config import ConfigError
 from lingrok.lm import facts, ioi, truncation
 
 FOLDER, SCRIPTS = ROOT / 'tests' / 'language' / 'llama', ROOT / 'experiments' / 'lm'
@@ -157,6 +159,13 @@ def test_ioi_takes_the_choice_of_laser(runs, files):
     assert f'whole: {asked.texts[0]!r} -> ' in out and 'P(IO), GPT-2 small: expected about .5' in out
     lead = [float(found['whole/lead_over_subject', '0', str(i)]) for i in range(8)]
     np.testing.assert_allclose(lead, whole['whole/log_p/io'] - whole['whole/log_p/subject'], atol=1e-3)
+
+
+def test_a_damaged_choice_is_one_line(tmp_path):
+    (tmp_path / 'chosen.json').write_text('{"ioi": "blo')
+    assert cli.asked_truncations([EDIT], tmp_path, 'ioi') == [EDIT]
+    with pytest.raises(ConfigError, match='chosen.json is damaged'):
+        cli.asked_truncations([], tmp_path, 'ioi')
 
 
 def test_facts_of_a_user(runs, files):
