@@ -80,7 +80,9 @@ def measure(model, seed, folder):
         print(f'no truncation keeps log P({question.answer}) of the whole model: none is chosen')
     if COMPOSE.value:
         together, found = truncation.compose(study, table, whole, choosing, max_kl=limit)
-        models[together or 'whole'] = found
+        if together:
+            models[f'{together.count("+") + 1} truncations composed'] = found
+            print(f'composed: {together}')
         series |= {f'composed/{name}': np.ones(1) for name in together.split('+') if name}
     _print(models, question, reporting, seed)
     series = {name: Series(np.zeros(1, int), np.asarray(value)[None]) for name, value in series.items()}
