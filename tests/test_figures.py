@@ -10,6 +10,7 @@ from conftest import ROOT, get_config
 from lingrok import cli, figures, model, sweep
 from lingrok.analysis import settings
 from lingrok.config import ModelConfig, from_config_dict
+from lingrok.figures import language
 from lingrok.log import Series
 from lingrok.metrics import interval
 
@@ -177,3 +178,20 @@ def test_labels_of_steps_do_not_run_into_each_other(steps):
     boxes = sorted((tick.label1.get_window_extent() for tick in ticks), key=lambda box: box.x0)
     assert all(left.x1 < right.x0 for left, right in zip(boxes, boxes[1:], strict=False))
     assert [tick.get_loc() for tick in ticks][:1] == [0] or steps == (7,)
+
+
+def test_a_heat_map_names_matrix_and_fraction_of_every_column():
+    rng, series = np.random.default_rng(0), {}
+    entries = [f'blocks.{i}.{role}@{f}' for i in range(3) for role in ('mlp_in', 'q') for f in (0, 1)]
+    for name in ('whole', *entries):
+        for word in ('io', 'the'):
+            series[f'{name}/log_p/{word}'] = Series(np.zeros(1, int), rng.normal(size=(1, 4)))
+        series[f'{name}/kl'] = Series(np.zeros(1, int), rng.uniform(size=(1, 2)))
+    drawn = language.heat_map(series | {f'chosen/{entries[0]}': Series(np.zeros(1, int), np.ones((1, 1)))})
+    panels = [axis for axis in drawn.axes if axis.images]
+    assert [axis.get_title() for axis in panels] == ['mlp_in, top kept', 'q, top kept', *4 * ['']]
+    assert [axis.get_xlabel() for axis in panels] == [*4 * [''], *2 * ['rank kept (%)']]
+    lead = {name: (series[f'{name}/log_p/io'].values - series[f'{name}/log_p/the'].values).mean() for name in entries}
+    whole = (series['whole/log_p/io'].values - series['whole/log_p/the'].values).mean()
+    shown = np.array(panels[1].images[0].get_array())
+    np.testing.assert_allclose(shown, [[lead[f'blocks.{i}.q@{f}'] - whole for f in (0, 1)] for i in range(3)])

@@ -106,7 +106,7 @@ def heat_map(series: Mapping) -> Figure:
     if any(name.endswith('/kl') for name in found):
         rows['cost: KL on text\n(nats, log scale)'] = lambda name: np.log10(max(np.mean(found[f'{name}/kl']), 1e-4))
     figure, axes = new_figure(len(rows), len(columns), height=len(rows) * (0.55 + max(HEIGHT * len(layers), 0.8)))
-    for axes_row, (title, value) in zip(axes, rows.items(), strict=True):
+    for row, (axes_row, (title, value)) in enumerate(zip(axes, rows.items(), strict=True)):
         is_cost = title.startswith('cost')
         tables = {}
         for column in columns:
@@ -123,9 +123,9 @@ def heat_map(series: Mapping) -> Figure:
             axis.set_xticks(range(len(fractions)), [f'{100 * x:g}' for x in fractions])
             every = max(1, len(layers) // 6)
             axis.set_yticks(range(0, len(layers), every), [str(layer) for layer in layers[::every]])
-            if axes_row is axes[0]:
+            if row == 0:
                 axis.set_title(f'{column[0]}, {column[1]} kept')
-            if axes_row is axes[-1]:
+            if row == len(rows) - 1:
                 axis.set_xlabel('rank kept (%)')
             for name, (layer, role, fraction, keep) in entries.items():
                 place = fractions.index(fraction), layers.index(layer)
