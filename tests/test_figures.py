@@ -189,7 +189,7 @@ def test_a_heat_map_names_matrix_and_fraction_of_every_column():
         series[f'{name}/kl'] = Series(np.zeros(1, int), rng.uniform(size=(1, 2)))
     drawn = language.heat_map(series | {f'chosen/{entries[0]}': Series(np.zeros(1, int), np.ones((1, 1)))})
     panels = [axis for axis in drawn.axes if axis.images]
-    assert [axis.get_title() for axis in panels] == ['mlp_in, top kept', 'q, top kept', *4 * ['']]
+    assert [axis.get_title() for axis in panels] == ['mlp_in,\ntop kept', 'q,\ntop kept', *4 * ['']]
     assert [axis.get_xlabel() for axis in panels] == [*4 * [''], *2 * ['rank kept (%)']]
     lead = {name: (series[f'{name}/log_p/io'].values - series[f'{name}/log_p/the'].values).mean() for name in entries}
     whole = (series['whole/log_p/io'].values - series['whole/log_p/the'].values).mean()

@@ -105,7 +105,7 @@ def heat_map(series: Mapping) -> Figure:
     }
     if any(name.endswith('/kl') for name in found):
         rows['cost: KL on text\n(nats, log scale)'] = lambda name: np.log10(max(np.mean(found[f'{name}/kl']), 1e-4))
-    figure, axes = new_figure(len(rows), len(columns), height=len(rows) * (0.55 + max(HEIGHT * len(layers), 0.8)))
+    figure, axes = new_figure(len(rows), len(columns), height=len(rows) * (0.55 + max(HEIGHT * len(layers), 1.3)))
     for row, (axes_row, (title, value)) in enumerate(zip(axes, rows.items(), strict=True)):
         is_cost = title.startswith('cost')
         tables = {}
@@ -120,11 +120,12 @@ def heat_map(series: Mapping) -> Figure:
         for axis, (column, table) in zip(axes_row, tables.items(), strict=True):
             image = axis.imshow(table, aspect='auto', interpolation='nearest', origin='lower', cmap=colors, vmin=low,
                                 vmax=high)
-            axis.set_xticks(range(len(fractions)), [f'{100 * x:g}' for x in fractions])
+            axis.set_xticks(range(len(fractions)), [f'{100 * x:g}' for x in fractions],
+                            fontsize=6 if len(columns) > 4 else None)
             every = max(1, len(layers) // 6)
             axis.set_yticks(range(0, len(layers), every), [str(layer) for layer in layers[::every]])
             if row == 0:
-                axis.set_title(f'{column[0]}, {column[1]} kept')
+                axis.set_title(f'{column[0]},\n{column[1]} kept')
             if row == len(rows) - 1:
                 axis.set_xlabel('rank kept (%)')
             for name, (layer, role, fraction, keep) in entries.items():
