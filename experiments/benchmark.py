@@ -90,8 +90,9 @@ def machine() -> str:
 
     cpu = re.search(r'model name\s*: (.*)', Path('/proc/cpuinfo').read_text() if Path('/proc/cpuinfo').exists() else '')
     device = jax.devices()[0].device_kind if jax.default_backend() != 'cpu' else ''
-    cores = len(os.sched_getaffinity(0))
-    return f'{device or (cpu.group(1) if cpu else "CPU")}, {cores} cores, jax {jax.__version__}'
+    from lingrok.launch import cores
+
+    return f'{device or (cpu.group(1) if cpu else "CPU")}, {len(cores())} cores, jax {jax.__version__}'
 
 
 def seconds(call, *, compiled: bool = False) -> float:

@@ -17,9 +17,7 @@ from lingrok import cli
 
 
 def main(paths: list[str]) -> int:
-    import json
-
-    from lingrok import load_run, verify
+    from lingrok import load_run, sweep, verify
 
     if not paths:
         return cli.fail('no run directory; try: python experiments/verify.py runs/<name>-<id>')
@@ -27,8 +25,7 @@ def main(paths: list[str]) -> int:
     for path in map(Path, paths):
         directories = [path]
         if (path / 'sweep.json').exists():
-            programs = json.loads((path / 'sweep.json').read_text())['programs']
-            directories = [path / program['directory'] for program in programs]
+            directories = [path / program['directory'] for program in sweep.read_json(path)['programs']]
         for directory in directories:
             if not (directory / 'config.json').exists():
                 code = max(code, cli.fail(f'{directory} is not a run directory: it has no config.json'))

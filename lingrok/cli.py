@@ -37,9 +37,11 @@ def main(run: Callable[..., int | None], argv: list[str] | None = None, *, paths
     """
     import jax
 
+    from lingrok.launch import cores
+
     # One virtual device a core: replicas then train side by side, each on its own core. Settled before jax starts.
     if 'xla_force_host_platform_device_count' not in os.environ.get('XLA_FLAGS', ''):
-        jax.config.update('jax_num_cpu_devices', len(os.sched_getaffinity(0)))
+        jax.config.update('jax_num_cpu_devices', len(cores()))
     if not os.environ.get('JAX_COMPILATION_CACHE_DIR'):
         jax.config.update('jax_compilation_cache_dir', str(Path.home() / '.cache' / 'lingrok' / 'jax'))
 
@@ -157,7 +159,8 @@ def _problem(error: Exception, argv: list[str]) -> str:
             return unknown_key('the config', key, group or near or keys)
     if isinstance(error, flags.Error):
         allowed = {'invalid literal for int': 'a whole number', 'convert string to float': 'one number'}
-        hint = next((f'; allowed: {kind}; values that differ between replicas go into config.vary'
+        vary = '; values that differ between replicas go into config.vary' if '--config.' in str(error) else ''
+        hint = next((f'; allowed: {kind}{vary}'
                      for text, kind in allowed.items() if text in str(error)), '')
         return f'{error}{hint}'
     return f'{error}; config flags look like --config.optim.learning_rate=0.1'
@@ -494,9 +497,14 @@ def one_path(paths: Sequence[str]) -> Path:
 
 def asked_truncations(asked: Sequence[str], folder: Path, question: str) -> list[str]:
     """The edited models of --truncate, or the one that laser.py has chosen for this model and question, if any."""
-    from lingrok.config import ConfigError
+    from lingrok.config import ConfigError, parse_truncation
 
     path = folder / CHOSEN
+    for part in (part for entry in asked for part in entry.split('+')):
+        try:
+            parse_truncation(part)
+        except ConfigError as error:
+            raise ConfigError(str(error).replace('eval.truncations holds', '--truncate:')) from error
     if asked or not path.is_file():
         if not asked:
             print('only the whole model: no --truncate, and laser.py has not chosen one yet')

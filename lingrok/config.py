@@ -365,15 +365,21 @@ class SeedConfig:
 TASKS: dict[str, type] = {}  # filled by register_task
 
 
+CONTRACT = ('SECTION', 'VARIABLE', 'FILES', 'scored', 'splits', 'headline', 'vocab_size', 'seq_len', 'init', 'sample',
+            'check_batch', 'metrics', 'baselines')
+
+
 def register_task(name: str):
     """Class decorator: makes a frozen task dataclass available as `config.task.name = name`.
 
     The dataclass has `SECTION = 'task'`, fields made with `key`, a tuple `VARIABLE` of the fields that may differ
     between the replicas of one program, and a tuple `FILES` of those that may hold a path. Its contract is
-    `tasks.base.Task`.
+    `tasks.base.Task`; raises ConfigError for a class that lacks a part of it.
     """
 
     def add(cls):
+        missing = [member for member in CONTRACT if not hasattr(cls, member)]
+        require(not missing, f'the task {name!r} has no {", ".join(missing)}; lingrok/tasks/base.py says what they are')
         cls.NAME = name
         TASKS[name] = cls
         return cls

@@ -21,7 +21,8 @@ Command = Callable[[int], list[str]]  # index of a program -> argv of the proces
 EXIT_NAN = 4  # of a program that finished although a replica turned NaN
 SAVE_SECONDS = 120  # a program that was asked to stop has this long to save
 
-_PINNED = 'import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); os.execv(sys.argv[2], sys.argv[2:])'
+_PINNED = ('import os, sys; getattr(os, "sched_setaffinity", lambda *_: None)(0, {int(sys.argv[1])}); '
+           'os.execv(sys.argv[2], sys.argv[2:])')
 
 
 def local(command: Command, indices: Sequence[int], directory: Path, *, gpus: int, jobs: int = 0) -> dict[int, str]:
@@ -34,7 +35,7 @@ def local(command: Command, indices: Sequence[int], directory: Path, *, gpus: in
         gpus: GPUs of this machine; 0: cores are used.
         jobs: processes at once, at most; 0: one a GPU or core.
     """
-    places = _visible_gpus(gpus) if gpus else [str(core) for core in sorted(os.sched_getaffinity(0))]
+    places = _visible_gpus(gpus) if gpus else [str(core) for core in cores()]
     free, waiting, running, failed = places[: jobs or len(places)], list(indices), {}, {}
     (directory / 'logs').mkdir(exist_ok=True)
     old = _raise_on_sigterm()
@@ -58,6 +59,11 @@ def local(command: Command, indices: Sequence[int], directory: Path, *, gpus: in
         if old is not None:
             signal.signal(signal.SIGTERM, old)
     return failed
+
+
+def cores() -> list[int]:
+    """The cores that this process may use; where a system does not tell (macOS), all of them."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else list(range(os.cpu_count() or 1))
 
 
 def _visible_gpus(count: int) -> list[str]:

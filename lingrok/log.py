@@ -29,9 +29,15 @@ class MetricsWriter:
     """Appends whole lines to a run's metrics; what was written before a kill stays."""
 
     def __init__(self, directory: Path, *, after: int | None):
-        """Opens the metrics of a run for appending. Lines beyond step `after`, and half lines, are dropped."""
+        """Opens the metrics of a run for appending. Lines beyond step `after`, and unreadable ones, are dropped."""
         self.path, self.arrays = directory / 'metrics.jsonl', directory / 'arrays'
         kept = [] if after is None else [row for row in _rows(self.path) if row['step'] <= after]
+        lines = self.path.read_bytes().splitlines() if kept else []
+        if any(_row(line + b'\n') is None for line in lines[: len(kept)]):
+            place = self.path.with_name(self.path.name + '.damaged')
+            write_atomically(place, b'\n'.join(lines) + b'\n')
+            print(f'warning: lines of {self.path} cannot be read and are left out; the file as it was is {place}',
+                  file=sys.stderr, flush=True)
         write_atomically(self.path, ''.join(json.dumps(row) + '\n' for row in kept).encode())
         for path in self.arrays.glob('*'):
             if after is None or not path.stem.isdigit() or int(path.stem) > after:
@@ -66,7 +72,7 @@ class MetricsWriter:
 
 
 def read_metrics(directory, *, arrays: bool = True) -> dict[str, Series]:
-    """Every quantity of a run directory by name. What a kill left at the end, half a line, is ignored.
+    """Every quantity of a run directory by name. Lines that cannot be read, as a kill leaves one, are ignored.
 
     arrays: also those with an axis, which are in files of their own.
     """
@@ -92,21 +98,17 @@ def read_metrics(directory, *, arrays: bool = True) -> dict[str, Series]:
 
 
 def _rows(path) -> list[dict]:
-    if not path.exists():
-        return []
-    rows = []
-    for line in path.read_bytes().splitlines(keepends=True):
-        if not line.endswith(b'\n'):
-            break
-        try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        # A crash of the machine can leave any bytes where lines had not reached the disk.
-        if not (isinstance(row, dict) and isinstance(row.get('step'), int)):
-            break
-        rows.append(row)
-    return rows
+    """The lines of metrics.jsonl that can be read: a kill leaves half a line, a crash of the machine any bytes."""
+    found = [_row(line) for line in path.read_bytes().splitlines(keepends=True)] if path.exists() else []
+    return [row for row in found if row is not None]
+
+
+def _row(line: bytes) -> dict | None:
+    try:
+        row = json.loads(line) if line.endswith(b'\n') else None
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get('step'), int) else None
 
 
 def _number(x) -> float | None:

@@ -286,7 +286,12 @@ class _Trainer:
         cfg, mesh = self.cfg, self.programs.mesh
         if self.is_first:
             path = self.directory / 'versions.json'
-            starts = json.loads(path.read_text()) if path.exists() else []
+            try:
+                starts = json.loads(path.read_text()) if path.exists() else []
+                require(isinstance(starts, list), 'not a list')
+            except ValueError:  # such as ConfigError
+                print(f'warning: {path} cannot be read; it is begun anew', file=sys.stderr, flush=True)
+                starts = []
             write_json(path, [*starts, {'step': step or 0, **versions()}])
         self.progress.say(
             f'{self.directory.name}: {cfg.num_replicas} replica(s) of {model.num_parameters(cfg.model):,} parameters, '
@@ -559,6 +564,10 @@ class Run:
     def apply(self, tokens_BL, *, step: int | None = None, replica: int = 0, params=None, hooks=None, capture=()):
         """Logits and captured activations of the model at a saved step, or of `params`; see `model.apply`."""
         params = self.params(step, replica) if params is None else params
+        if not isinstance(tokens_BL, jax.core.Tracer):
+            found, size = np.asarray(tokens_BL), self.config.model.vocab_size
+            require(found.size == 0 or 0 <= found.min() <= found.max() < size, f'tokens from {found.min(initial=0)} to '
+                    f'{found.max(initial=0)}; allowed: 0 to {size - 1}')
         params, tokens_BL = jax.tree.map(jax.numpy.asarray, (params, tokens_BL))
         return model.apply(params, tokens_BL, cfg=self.config.model, hooks=hooks, capture=capture)
 

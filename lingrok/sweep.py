@@ -380,9 +380,11 @@ def read_json(directory) -> dict:
     require(path.exists(), f'{directory} is not a sweep directory: it has no sweep.json')
     try:
         stored = json.loads(path.read_text())
-        version = stored['format_version']
+        version, _ = stored['format_version'], [(entry['directory'], entry['rows']) for entry in stored['programs']]
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f'{path} cannot be read: {error}') from error
+        reason = f'it has no {error}' if isinstance(error, KeyError) else error
+        raise ConfigError(f'{path} is damaged, or of another program: {reason}; the runs beside it can be read one by '
+                          'one, and the sweep be planned anew in another --workdir') from error
     require(version == FORMAT_VERSION, f'{path} has format version {version!r}; this lingrok reads {FORMAT_VERSION}')
     return stored
 

@@ -12,6 +12,7 @@ from conftest import ROOT, get_config
 from test_cli import run_scripts
 
 import lingrok
+from lingrok import config, run
 from lingrok.config import from_config_dict
 
 SCRIPTS = sorted((ROOT / 'experiments').rglob('*.py'))
@@ -115,3 +116,19 @@ def test_the_citation_is_of_this_version():
     for entry in (citation, *citation['references']):
         assert entry['title'] and all('name' in author or {'family-names', 'given-names'} <= author.keys()
                                       for author in entry['authors'])
+
+
+def test_the_task_of_the_guide_trains(tmp_path, monkeypatch):
+    section = (ROOT / 'CONTRIBUTING.md').read_text().split('## A task')[1].split('\n## ')[0]
+    code = '\n'.join(line[4:] for line in section.splitlines() if line.startswith('    '))
+    monkeypatch.setattr(config, 'TASKS', dict(config.TASKS))
+    exec(code, {'__name__': 'parity'})
+    tree = config.defaults('parity')
+    tree.name, tree.model.d_model, tree.model.d_mlp, tree.task.length = 'parity', 8, 16, 4
+    tree.train.num_steps, tree.train.batch_size, tree.eval.batch_size = 4, 8, 8
+    finished = run.execute(config.from_config_dict(tree), tmp_path / 'run')
+    series = finished.metrics()
+    assert series['clean/loss'].values.shape == series['clean/loss/chance'].values.shape
+    assert abs(series['clean/loss'].values[-1, 0] - series['clean/loss/chance'].values[-1, 0]) < 0.5
+    with pytest.raises(config.ConfigError, match="the task 'half' has no SECTION, .*baselines; lingrok/tasks/base.py"):
+        config.register_task('half')(type('Half', (), {}))

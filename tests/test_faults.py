@@ -95,6 +95,13 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(half, finished
     assert same(half, finished)
 
 
+def test_damaged_versions_are_begun_anew(half, finished, capfd):
+    (half / 'versions.json').write_text('x')
+    run.execute(config(), half)
+    assert 'versions.json cannot be read; it is begun anew' in capfd.readouterr().err
+    assert same(half, finished)
+
+
 def test_all_checkpoints_lost(half, finished):
     shutil.rmtree(half / 'checkpoints')
     run.execute(config(), half)

@@ -106,6 +106,21 @@ def test_bytes_left_by_a_crash_are_dropped(tmp_path, garbage):
     assert path.read_bytes() == whole
 
 
+@pytest.mark.parametrize('damaged', [0, 1])
+def test_a_damaged_line_costs_no_other(tmp_path, damaged, capsys):
+    write(tmp_path, {1: row(1), 2: row(2), 3: row(3)})
+    path = tmp_path / 'metrics.jsonl'
+    whole = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b''.join(b'garbage\n' if i == damaged else line for i, line in enumerate(whole)))
+    before, left = path.read_bytes(), [1, 2, 3]
+    left.pop(damaged)
+    assert read_metrics(tmp_path)['train/loss'].steps.tolist() == left
+    write(tmp_path, {4: row(4)}, after=3)
+    assert [line['step'] for line in lines(tmp_path)] == [*left, 4]
+    assert 'metrics.jsonl cannot be read and are left out' in capsys.readouterr().err
+    assert (tmp_path / 'metrics.jsonl.damaged').read_bytes() == before
+
+
 def test_a_full_disk_is_told_once(tmp_path):
     """After the error of a write, closing the file neither raises nor warns: pytest makes warnings of finalizers."""
     writer = MetricsWriter(tmp_path, after=None)

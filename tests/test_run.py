@@ -702,6 +702,8 @@ def test_apply(finished):
     (lambda r: r.params(3), 'has no checkpoint of step 3; it has [0, 1, 4, 20]'),
     (lambda r: r.apply(np.zeros((1, 3), int), step=-1), 'has no checkpoint of step -1; it has [0, 1, 4, 20]'),
     (lambda r: r.sample(jax.random.key(0), split='dirty', batch_size=1), "split 'dirty'; allowed: train, noisy, clean"),
+    (lambda r: r.apply(np.full((1, 3), r.config.model.vocab_size)), 'tokens from '),
+    (lambda r: r.apply(np.full((1, 3), -1)), 'tokens from -1 to '),
     (lambda r: r.apply(np.zeros((1, 99), int)), 'tokens of length 99; allowed: 1 to max_len=16'),
 ])
 def test_bad_requests(finished, call, message):

@@ -168,7 +168,7 @@ def test_a_directory_that_is_no_sweep(tree, cheap, tmp_path):
     with pytest.raises(ConfigError, match='sweep.json has format version 0; this lingrok reads 1'):
         sweep.status(tmp_path)
     (tmp_path / 'sweep.json').write_text('{')
-    with pytest.raises(ConfigError, match='sweep.json cannot be read'):
+    with pytest.raises(ConfigError, match='sweep.json is damaged'):
         sweep.status(tmp_path)
 
 
@@ -292,6 +292,13 @@ def test_every_launched_program_has_a_device_of_its_own(tmp_path):
     assert cores <= {f'[{core}' for core in os.sched_getaffinity(0)}
     assert launch.local(command, [3, 4], tmp_path, gpus=2, jobs=2) == {}
     assert {(tmp_path / 'logs' / f'000{i}.log').read_text().split()[-1] for i in (3, 4)} <= {'0', '1'}
+
+
+def test_a_system_that_does_not_bind_processes_to_cores(tmp_path, monkeypatch):
+    for name in ('sched_getaffinity', 'sched_setaffinity'):
+        monkeypatch.delattr(os, name)
+    assert launch.cores() == list(range(os.cpu_count()))
+    assert launch.local(lambda index: [sys.executable, '-c', 'pass'], [0, 1], tmp_path, gpus=0) == {}
 
 
 def test_configs_can_be_swept(cheap):

@@ -99,3 +99,6 @@ def test_command(finished, copy, tmp_path):
     ended = command(finished, copy, tmp_path / 'nothing')
     assert ended.returncode == 2 and 'is damaged' in ended.stderr and 'not a run directory' in ended.stderr
     assert command(copy).returncode == 1
+    (tmp_path / 'sweep.json').write_text('{}')
+    ended = command(tmp_path)
+    assert ended.returncode == 2 and ended.stderr.count('\n') == 1 and "has no 'format_version'" in ended.stderr

@@ -19,8 +19,9 @@ TRUNCATE = flags.DEFINE_list('truncate', [], 'edited models, such as blocks.28.m
 START = flags.DEFINE_string('start', '', 'text before every prompt, such as a start token')
 
 EXPECTED = [
-    Expected('"Madrid is located in", Pythia-1B', '"the" first; "Spain" first once truncated', 'arXiv 2406.03068, Fig '
-             '5; layer and fraction are not known', 'whole/rank/answer'),
+    Expected('P(answer) of the whole model', 'below P(generic word): "the" before "Spain" (Pythia-1B, Madrid)',
+             'arXiv 2406.03068, Fig 5; its layer and fraction are not known', 'whole/p/answer'),
+    Expected('P(generic word) of the whole model', 'above P(answer)', 'the same', 'whole/p/generic'),
 ]
 
 

@@ -24,7 +24,8 @@ START = flags.DEFINE_string('start', '', 'text before every sentence, such as a 
 EXPECTED = [
     Expected('P(IO), GPT-2 small', 'about .5', 'prior knowledge of the IOI literature, other sentences',
              'whole/p/io'),
-    Expected('rank of "the"', 'generic words stand beside IO', 'the reviews of arXiv 2406.03068', 'whole/rank/the'),
+    Expected('rank of "the", mean', 'low: generic words stand beside IO', 'the reviews of arXiv 2406.03068',
+             'whole/rank/the'),
     Expected('log P(IO) - log P(S), GPT-2 small', 'about 3.6', 'prior knowledge of the IOI literature',
              'whole/lead_over_subject'),
 ]
