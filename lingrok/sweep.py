@@ -380,12 +380,17 @@ def read_json(directory) -> dict:
     require(path.exists(), f'{directory} is not a sweep directory: it has no sweep.json')
     try:
         stored = json.loads(path.read_text())
-        version, _ = stored['format_version'], [(entry['directory'], entry['rows']) for entry in stored['programs']]
+        version = stored['format_version']
+        require(version == FORMAT_VERSION, f'{path} has format version {version!r}; this lingrok reads '
+                f'{FORMAT_VERSION}')
+        for entry in stored['programs']:
+            entry['directory'], entry['rows']
+    except ConfigError:
+        raise
     except (ValueError, KeyError, TypeError) as error:
         reason = f'it has no {error}' if isinstance(error, KeyError) else error
-        raise ConfigError(f'{path} is damaged, or of another program: {reason}; the runs beside it can be read one by '
-                          'one, and the sweep be planned anew in another --workdir') from error
-    require(version == FORMAT_VERSION, f'{path} has format version {version!r}; this lingrok reads {FORMAT_VERSION}')
+        raise ConfigError(f'{path} cannot be read, it is damaged or of another program: {reason}; its runs can be read '
+                          'one by one, and the sweep be planned anew in another --workdir') from error
     return stored
 
 

@@ -64,8 +64,8 @@ def _results_of(trained_of, tmp_path_factory):
     return start
 
 
-@pytest.mark.parametrize('script', [
-    pytest.param(name, marks=() if name.startswith('modular') else pytest.mark.slow) for name in SCRIPTS])
+@pytest.mark.slow
+@pytest.mark.parametrize('script', SCRIPTS)
 def test_every_script_writes_its_figure_and_the_numbers_behind_it(script, results_of):
     (code, out, err), folder = results_of(script.partition('/')[0])[script]
     assert code == 0, err
@@ -83,7 +83,8 @@ def test_every_script_writes_its_figure_and_the_numbers_behind_it(script, result
     assert all(text.endswith('.') and ' series: ' not in text for text in captions), captions
 
 
-@pytest.mark.parametrize('task', ['modular', *(pytest.param(x, marks=pytest.mark.slow) for x in ('recall', 'text'))])
+@pytest.mark.slow
+@pytest.mark.parametrize('task', TASKS)
 def test_several_steps_are_curves_and_frames(task, results_of):
     (code, _, err), folder = results_of(task)['steps']
     assert code == 0, err

@@ -103,6 +103,7 @@ def read(path) -> dict[tuple[str, str, str], str]:
         return {(row['quantity'], row['step'], row['replica']): row['value'] for row in csv.DictReader(file)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['laser', 'ioi', 'facts', 'dynamics', 'cut', 'again', 'other', 'another model'])
 def test_scripts_write_their_results(name, runs, files):
     code, out, err = runs[name]
@@ -110,6 +111,7 @@ def test_scripts_write_their_results(name, runs, files):
     assert 'Warning' not in err and 'Traceback' not in err and 'figure: ' in out, err
 
 
+@pytest.mark.slow
 def test_laser_measures_every_truncation_and_keeps_its_choice(runs, files):
     out, folder = runs['laser'][1], files / 'first'
     assert all((folder / f'{name}.{kind}').exists() for name in ('laser', 'ioi', 'facts') for kind in KINDS)
@@ -132,6 +134,7 @@ def test_laser_measures_every_truncation_and_keeps_its_choice(runs, files):
     assert 'budget/rank-one edit/p/the' in {name for name, *_ in read(folder / 'laser_edits.csv')}
 
 
+@pytest.mark.slow
 def test_laser_goes_on_after_a_kill(runs, files):
     (path,) = (files / 'cut').glob('*.jsonl')
     whole = files / 'first' / path.name
@@ -142,10 +145,12 @@ def test_laser_goes_on_after_a_kill(runs, files):
         assert (files / 'cut' / name).read_bytes() == (files / 'first' / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_another_model_in_the_same_folder_is_measured_anew(runs, files):
     assert len(list((files / 'out').glob('laser_ioi_*.jsonl'))) == 2
 
 
+@pytest.mark.slow
 def test_ioi_takes_the_choice_of_laser(runs, files):
     out, found = runs['ioi'][1], read(files / 'first' / 'ioi.csv')
     models = {name.rpartition('/')[0].rpartition('/')[0] for name, *_ in found if '/log_p/' in name}
@@ -168,6 +173,7 @@ def test_a_damaged_choice_is_one_line(tmp_path):
         cli.asked_truncations([], tmp_path, 'ioi')
 
 
+@pytest.mark.slow
 def test_facts_of_a_user(runs, files):
     found = read(files / 'first' / 'facts.csv')
     loaded = lingrok.load_pretrained(files / 'step0')
@@ -178,6 +184,7 @@ def test_facts_of_a_user(runs, files):
         np.testing.assert_allclose([float(found[name, '0', str(i)]) for i in range(4)], values, rtol=2e-3, err_msg=name)
 
 
+@pytest.mark.slow
 def test_dynamics_are_sorted_by_step_and_go_on_model_by_model(runs, files):
     found = read(files / 'dynamics' / 'dynamics.csv')
     assert all((files / 'dynamics' / f'dynamics.{kind}').exists() for kind in KINDS)

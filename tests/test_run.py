@@ -341,6 +341,7 @@ killed_when(lambda: (directory / 'metrics.jsonl').stat().st_ino != mark and savi
 """
 
 
+@pytest.mark.slow
 def test_killed_three_times_equals_undisturbed(finished, tmp_path):
     """While it saves step 4; at any moment of starting or training; while it saves the last step."""
     wait = float(np.random.default_rng().uniform(0.3, 3))

@@ -168,10 +168,11 @@ def test_a_directory_that_is_no_sweep(tree, cheap, tmp_path):
     with pytest.raises(ConfigError, match='sweep.json has format version 0; this lingrok reads 1'):
         sweep.status(tmp_path)
     (tmp_path / 'sweep.json').write_text('{')
-    with pytest.raises(ConfigError, match='sweep.json is damaged'):
+    with pytest.raises(ConfigError, match='sweep.json cannot be read'):
         sweep.status(tmp_path)
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_the_compiled_program(tree):
     """The state of a replica counts once (it is donated), and what is in between comes on top."""
     tree['eval']['truncations'] = ()
