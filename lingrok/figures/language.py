@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -230,7 +231,7 @@ def shots(series: Mapping) -> Figure:
                 mean, half = interval(np.array(rows))
                 axis.errorbar(x_n, mean, half, color=color, linestyle=style, marker='.', elinewidth=0.7,
                               label=f'{kind}, {name}')
-    for axis, label in zip(axes, ('share solved', 'log-probability a token (nats)', 'change by truncation (nats)'),
+    for axis, label in zip(axes, ('share solved', 'log P (nats a token)', 'change of log P (nats)'),
                            strict=False):
         axis.set_ylabel(label)
         axis.set_xticks(range(len(counts)), counts)
@@ -238,6 +239,7 @@ def shots(series: Mapping) -> Figure:
     for axis in axes[2:]:
         axis.axhline(0, color=GREY, linewidth=0.4)
     total = len(found[f'{names[0]}/strict/{counts[0]}'])
-    finish(figure, axes, xlabel='worked examples (shots)', note=f'n = {total} problems, 95 % intervals',
-           one_legend=True)
+    with rc_context({'legend.handlelength': 3}):  # dashes show
+        finish(figure, axes, xlabel='worked examples (shots)', note=f'n = {total} problems, 95 % intervals',
+               one_legend=True)
     return figure
