@@ -88,10 +88,10 @@ def say(line: str) -> None:
 def machine() -> str:
     import jax
 
-    cpu = re.search(r'model name\s*: (.*)', Path('/proc/cpuinfo').read_text() if Path('/proc/cpuinfo').exists() else '')
-    device = jax.devices()[0].device_kind if jax.default_backend() != 'cpu' else ''
     from lingrok.launch import cores
 
+    cpu = re.search(r'model name\s*: (.*)', Path('/proc/cpuinfo').read_text() if Path('/proc/cpuinfo').exists() else '')
+    device = jax.devices()[0].device_kind if jax.default_backend() != 'cpu' else ''
     return f'{device or (cpu.group(1) if cpu else "CPU")}, {len(cores())} cores, jax {jax.__version__}'
 
 

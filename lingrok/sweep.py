@@ -381,16 +381,13 @@ def read_json(directory) -> dict:
     try:
         stored = json.loads(path.read_text())
         version = stored['format_version']
-        require(version == FORMAT_VERSION, f'{path} has format version {version!r}; this lingrok reads '
-                f'{FORMAT_VERSION}')
-        for entry in stored['programs']:
+        for entry in stored['programs'] if version == FORMAT_VERSION else ():
             entry['directory'], entry['rows']
-    except ConfigError:
-        raise
     except (ValueError, KeyError, TypeError) as error:
         reason = f'it has no {error}' if isinstance(error, KeyError) else error
         raise ConfigError(f'{path} cannot be read, it is damaged or of another program: {reason}; its runs can be read '
                           'one by one, and the sweep be planned anew in another --workdir') from error
+    require(version == FORMAT_VERSION, f'{path} has format version {version!r}; this lingrok reads {FORMAT_VERSION}')
     return stored
 
 

@@ -6,7 +6,7 @@
     python experiments/lm/laser.py --compose --edits                     several layers at once; rank-one edits beside
 
 The first half of the prompts chooses, the second half reports. The choice is kept for ioi.py and facts.py.
-A killed script goes on where it was. The default takes a quarter of an hour on two cores.
+A killed script goes on where it was. The default took half an hour on two cores that other jobs shared.
 """
 
 import hashlib
