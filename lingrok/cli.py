@@ -497,14 +497,12 @@ def one_path(paths: Sequence[str]) -> Path:
 
 def asked_truncations(asked: Sequence[str], folder: Path, question: str) -> list[str]:
     """The edited models of --truncate, or the one that laser.py has chosen for this model and question, if any."""
-    from lingrok.config import ConfigError, parse_truncation
+    from lingrok.config import ConfigError
+    from lingrok.lm import truncation
 
     path = folder / CHOSEN
-    for part in (part for entry in asked for part in entry.split('+')):
-        try:
-            parse_truncation(part)
-        except ConfigError as error:
-            raise ConfigError(str(error).replace('eval.truncations holds', '--truncate:')) from error
+    for entry in asked:
+        truncation.first_layer(entry, 0)  # reads it
     if asked or not path.is_file():
         if not asked:
             print('only the whole model: no --truncate, and laser.py has not chosen one yet')

@@ -306,8 +306,8 @@ class EvalConfig:
             parse_truncation(entry)
 
 
-def parse_truncation(entry: str) -> tuple[int, str, float, str]:
-    """(layer, role, rank fraction, which end of the spectrum is kept) of an entry of eval.truncations.
+def parse_truncation(entry: str, where: str = 'eval.truncations') -> tuple[int, str, float, str]:
+    """(layer, role, rank fraction, which end of the spectrum is kept) of an entry of `where`, which errors name.
 
     >>> parse_truncation('blocks.1.mlp_in@0.1'), parse_truncation('blocks.0.ov@0.5@bottom')
     ((1, 'mlp_in', 0.1, 'top'), (0, 'ov', 0.5, 'bottom'))
@@ -321,7 +321,7 @@ def parse_truncation(entry: str) -> tuple[int, str, float, str]:
         return parsed
     except ValueError:
         raise ConfigError(
-            f'eval.truncations holds {entry!r}; allowed: blocks.<layer>.<role>@<fraction in [0, 1]> or the same with '
+            f'{where} holds {entry!r}; allowed: blocks.<layer>.<role>@<fraction in [0, 1]> or the same with '
             "@bottom behind it, for example 'blocks.1.mlp_in@0.1'"
         ) from None
 

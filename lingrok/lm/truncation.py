@@ -106,7 +106,7 @@ def first_layer(entry: str, num_layers: int) -> int:
 
 
 def _parsed(entry: str) -> list[tuple]:
-    return [parse_truncation(part) for part in entry.split('+')] if entry else []
+    return [parse_truncation(part, '--truncate') for part in entry.split('+')] if entry else []
 
 
 def truncations(pretrained: Pretrained, layers: Iterable[int], roles: Sequence[str], fractions: Sequence[float],
