@@ -189,5 +189,6 @@ def test_smollm2(tmp_path):
     assert code == 0, err
     rows = [json.loads(line) for line in (tmp_path / 'gsm8k_answers.jsonl').read_text().splitlines()]
     assert len(rows) == 6 and sum('The answer is' in row['text'] for row in rows) >= 4  # it takes over the form
-    # Numbers are harder than the words around them, and both are far from chance.
-    assert all(-4 < row['numbers'] < -0.05 and -2 < row['words'] < -0.05 for row in rows)
+    # Nats a token of a worked solution: far above chance (-10.8 of 49,152 tokens), far from certain. Where examples
+    # show the way of writing, a number, most often copied from the problem, is likelier than the words around it.
+    assert all(-4 < row['words'] < row['numbers'] < -0.05 for row in rows)
