@@ -26,6 +26,9 @@ from lingrok.config import ConfigError, ModelConfig, require, rotary_width, sugg
 
 Hook = Callable[[jax.Array], jax.Array]
 
+FEW_ROWS = 100  # below, a CPU multiplies a matrix stored by output from the left
+TABLES = ('embed', 'type', 'conv', 'pos')  # parameters of two axes that no vector is multiplied by
+SAME_INPUT = (('q', 'k', 'v', 'ov'), ('mlp_gate', 'mlp_in'))
 ACTIVATIONS = {
     'relu': jax.nn.relu,
     'gelu': functools.partial(jax.nn.gelu, approximate=False),
@@ -176,7 +179,8 @@ def head(params, h: jax.Array, *, cfg: ModelConfig) -> jax.Array:
 class Cache(NamedTuple):
     """What a model keeps of the tokens it has read, for `step`: B rows of M slots.
 
-    keys, values: one array (B G, M, K) a block. filled: slots in use. first_B: first slot of a row that is no padding.
+    keys: one array (B G, K, M) a block, with which XLA on a CPU is faster. values: (B G, M, K). filled: slots in use.
+    first_B: first slot of a row that is no padding.
     """
 
     keys: tuple[jax.Array, ...]
@@ -192,19 +196,43 @@ def empty_cache(cfg: ModelConfig, first_B: jax.Array, slots: int) -> Cache:
             'sequences only; use apply')
     rows = first_B.shape[0] * cfg.num_kv_heads
     width = cfg.d_model if cfg.value_output == 'merged' else cfg.d_head
-    arrays = [tuple(jnp.zeros((rows, slots, w), cfg.dtype) for _ in range(cfg.num_layers)) for w in (cfg.d_head, width)]
+    shapes = (rows, cfg.d_head, slots), (rows, slots, width)
+    arrays = [tuple(jnp.zeros(shape, cfg.dtype) for _ in range(cfg.num_layers)) for shape in shapes]
     return Cache(*arrays, jnp.int32(0), first_B)
 
 
-def step(params, tokens_BL: jax.Array, cache: Cache, *, cfg: ModelConfig) -> tuple[jax.Array, Cache]:
+def step(params, tokens_BL: jax.Array, cache: Cache, *, cfg: ModelConfig, by_output: bool = False
+         ) -> tuple[jax.Array, Cache]:
     """Logits (B, V) behind the last of L further tokens of every row, and the cache with them.
 
     Those of `apply` on the whole row without its padding, up to rounding. Rows are padded on the left, so that all end
-    in the same slot; a position is counted from the first token that is none.
+    in the same slot; a position is counted from the first token that is none. by_output: params are of that form.
     """
     memory = _Memory(cache, tokens_BL.shape[1])
-    logits_B1V = Transformer(cfg).apply({'params': params}, tokens_BL, _Tap({}, (), cfg), memory, method='step')
+    model = Transformer(cfg, by_output)
+    logits_B1V = model.apply({'params': params}, tokens_BL, _Tap({}, (), cfg), memory, method='step')
     return logits_B1V[:, 0], memory.extended()
+
+
+def by_output(params) -> dict:
+    """Parameters for `step(..., by_output=True)`: a row of a matrix holds the weights of one output.
+
+    Matrices that read the same input are one, named 'q+k+v'. On a CPU, XLA multiplies a few vectors by such a matrix
+    up to twice as fast.
+    """
+    tree = {role: by_output(leaf) for role, leaf in params.items() if isinstance(leaf, Mapping)}
+    leaves = {role: leaf for role, leaf in params.items() if role not in tree}
+    for group in _groups(leaves):
+        tree['+'.join(group)] = jnp.concatenate([leaves.pop(role).T for role in group])
+    return tree | leaves
+
+
+def _groups(leaves) -> list[tuple[str, ...]]:
+    """The matrices from inputs to outputs among parameters (or their Specs), those of the same input together."""
+    matrices = [role for role, leaf in leaves.items() if len(leaf.shape) == 2 and role not in TABLES]
+    groups = [tuple(role for role in group if role in matrices) for group in SAME_INPUT]
+    alone = [(role,) for role in matrices if not any(role in group for group in groups)]
+    return [group for group in groups if group] + alone
 
 
 def tail(params, h: jax.Array, z: jax.Array, *, cfg: ModelConfig) -> jax.Array:
@@ -260,13 +288,14 @@ class _Memory:
 
     def __call__(self, k, v):
         """All keys and values (B G, M, K) of the next block, from those of the new tokens (B G, L, K)."""
-        for pool, old, new in ((self.keys, self.cache.keys, k), (self.values, self.cache.values, v)):
-            pool.append(jax.lax.dynamic_update_slice_in_dim(old[len(pool)], new, self.cache.filled, 1))
-        return self.keys[-1], self.values[-1]
+        news = ((self.keys, self.cache.keys, k.transpose(0, 2, 1), 2), (self.values, self.cache.values, v, 1))
+        for pool, old, new, axis in news:
+            pool.append(jax.lax.dynamic_update_slice_in_dim(old[len(pool)], new, self.cache.filled, axis))
+        return self.keys[-1].transpose(0, 2, 1), self.values[-1]
 
     def visible_BLM(self, queries: slice):
         """Which slots a query reads: those up to its own that are no padding. Padding reads itself, not to be NaN."""
-        slot_L1, slot_M = self.slot_L[queries, None], jnp.arange(self.cache.keys[0].shape[1])
+        slot_L1, slot_M = self.slot_L[queries, None], jnp.arange(self.cache.keys[0].shape[2])
         return (slot_M <= slot_L1) & (slot_M >= self.cache.first_B[:, None, None]) | (slot_M == slot_L1)
 
     def extended(self) -> Cache:
@@ -277,11 +306,12 @@ class Transformer(nn.Module):
     """The whole model; use it through the functions above."""
 
     cfg: ModelConfig
+    by_output: bool = False
 
     def setup(self):
         specs = parameter_specs(self.cfg)
-        self.w = {role: _declare(self, role, spec) for role, spec in specs.items() if isinstance(spec, Spec)}
-        self.blocks = [Block(self.cfg, layer) for layer in range(self.cfg.num_layers)]
+        self.w = _declare(self, {role: spec for role, spec in specs.items() if isinstance(spec, Spec)})
+        self.blocks = [Block(self.cfg, layer, self.by_output) for layer in range(self.cfg.num_layers)]
 
     def __call__(self, tokens_BL, tap):
         return self.tail(*self.trunk(tokens_BL, tap), tap)
@@ -307,8 +337,8 @@ class Transformer(nn.Module):
         return self.tail(*self.trunk(tokens_BL, tap, slice(-1, None), memory), tap)
 
     def unembedded(self, h, tap):
-        unembed_DV = self.w['embed'].T if self.cfg.tied else self.w['unembed']
-        return tap('logits', _dot(h, unembed_DV).astype(jnp.float32))
+        unembed = self.w['unembed'] if not self.cfg.tied else self.w['embed'] if self.by_output else self.w['embed'].T
+        return tap('logits', _dot(h, unembed, self.by_output).astype(jnp.float32))
 
     def feed_forward(self, x, tap, layer: int):
         return self.blocks[layer].mlp(x, tap)
@@ -339,9 +369,11 @@ class Block(nn.Module):
 
     cfg: ModelConfig
     layer: int
+    by_output: bool = False
 
     def setup(self):
-        self.w = {role: _declare(self, role, spec) for role, spec in block_specs(self.cfg, self.layer).items()}
+        self.specs = block_specs(self.cfg, self.layer)
+        self.w = _declare(self, self.specs)
 
     def __call__(self, h_BLD, tap, memory=None):
         return self.finish(*self.attend(h_BLD, tap, memory=memory), tap)
@@ -409,7 +441,12 @@ class Block(nn.Module):
         return self._linear('mlp_out', tap('mlp.post', act(pre) if gate is None else act(gate) * pre))
 
     def _linear(self, role: str, x):
-        out = _dot(x, self.w[role])
+        if self.by_output:  # of equal products XLA computes one
+            group = next(group for group in _groups(self.specs) if role in group)
+            start = sum(self.specs[other].shape[1] for other in group[: group.index(role)])
+            out = _dot(x, self.w['+'.join(group)], True)[..., start : start + self.specs[role].shape[1]]
+        else:
+            out = _dot(x, self.w[role])
         return out + self.w[f'{role}_bias'].astype(out.dtype) if self.cfg.bias else out
 
     def _norm(self, name: str, x, position: str):
@@ -419,10 +456,14 @@ class Block(nn.Module):
         return lambda name, value: tap(f'blocks.{self.layer}.{name}', value)
 
 
-def _declare(module: nn.Module, role: str, spec: Spec):
-    """The parameter of a module; values come from `init`, so that flax only checks the shape."""
+def _declare(module: nn.Module, specs: dict[str, Spec]) -> dict:
+    """The parameters of a module; values come from `init`, so that flax only checks the shapes."""
+    if module.by_output:
+        specs = jax.eval_shape(by_output, {role: jax.ShapeDtypeStruct(spec.shape, jnp.float32)
+                                           for role, spec in specs.items()})
     # Those of a loaded run are numpy, which traced tokens cannot index.
-    return jnp.asarray(module.param(role, lambda key: jnp.zeros(spec.shape)))
+    return {role: jnp.asarray(module.param(role, lambda key, shape: jnp.zeros(shape), spec.shape))
+            for role, spec in specs.items()}
 
 
 def _norm(cfg: ModelConfig, weights, name: str, x):
@@ -436,10 +477,14 @@ def _norm(cfg: ModelConfig, weights, name: str, x):
     return (y + weights[f'{name}_bias'] if cfg.norm == 'layernorm' else y).astype(x.dtype)
 
 
-def _dot(x, w):
-    """x @ w in the dtype of x, with the leading axes flat: XLA on a CPU is slow on the gradient of a 3-D operand."""
-    flat = x.reshape(-1, x.shape[-1]) @ w.astype(x.dtype)
-    return flat.reshape(*x.shape[:-1], w.shape[-1])
+def _dot(x, w, by_output: bool = False):
+    """x @ w or x @ w.T in the dtype of x, leading axes flat: on a CPU, XLA is slow on the gradient of a 3-D operand."""
+    flat, w = x.reshape(-1, x.shape[-1]), w.astype(x.dtype)
+    if by_output and flat.shape[0] < FEW_ROWS:
+        out = jax.lax.optimization_barrier(w @ flat.T).T  # or XLA swaps the two back
+    else:
+        out = flat @ (w.T if by_output else w)
+    return out.reshape(*x.shape[:-1], -1)
 
 
 def _sinusoids(position_BL, width: int):

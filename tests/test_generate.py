@@ -73,6 +73,21 @@ def test_greedy_text_is_that_of_whole_forward_passes(name):
     assert decoded == [loaded.tokenizer.decode(tokens) for tokens in found]
 
 
+def test_the_second_copy_of_the_matrices_is_that_of_the_last_parameters_and_goes_with_them():
+    loaded = load('gpt2')
+    first = generate.continued(loaded, ['a'], max_new_tokens=8)
+    kept = generate._kept[1]
+    assert generate.continued(loaded, ['a'], max_new_tokens=8) == first and generate._kept[1] is kept
+    block = loaded.params['blocks_1']
+    other = loaded._replace(params={**loaded.params, 'blocks_1': {**block, 'o': block['o'] * -9}})
+    changed = generate.continued(other, ['a'], max_new_tokens=8)
+    assert changed != first
+    np.testing.assert_array_equal(generate._kept[1]['blocks_1']['o'], block['o'].T * -9)
+    del other
+    assert not generate._kept
+    assert generate.continued(loaded, ['a'], max_new_tokens=8) == first
+
+
 def test_a_text_ends_at_an_end_token_or_a_stop_string():
     loaded = load('gpt2')
     texts = ['a', 'the dog and']

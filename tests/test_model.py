@@ -198,6 +198,26 @@ def test_tail_of_chosen_positions(run):
     np.testing.assert_allclose(run['some'], expected, atol=run['atol'])
 
 
+@pytest.mark.parametrize('copies', [1, 3], ids=['few rows', 'many rows'])
+def test_parameters_stored_by_output_give_the_same_logits(run, copies):
+    cfg = run['cfg']
+    if cfg.conv_width or cfg.num_types:
+        pytest.skip('reads whole sequences only')
+    turned = model.by_output(run['params'])
+    assert len(jax.tree.leaves(turned)) < len(jax.tree.leaves(run['params'])) or cfg.query == 'identity'
+    tokens = np.tile(TOKENS, (copies, 1))
+    assert (tokens.size < model.FEW_ROWS) == (copies == 1)
+
+    @quick_jit
+    def program(turned, tokens):
+        cache = model.empty_cache(cfg, jnp.zeros(len(tokens), jnp.int32), LENGTH)
+        _, cache = model.step(turned, tokens[:, :2], cache, cfg=cfg, by_output=True)
+        return model.step(turned, tokens[:, 2:], cache, cfg=cfg, by_output=True)[0]
+
+    wanted = np.tile(run['logits'][:, -1], (copies, 1))
+    np.testing.assert_allclose(program(turned, tokens), wanted, atol=run['atol'])
+
+
 @pytest.mark.parametrize('variant', VARIANTS)
 def test_init_makes_what_the_specs_say(variant):
     cfg = make(variant)

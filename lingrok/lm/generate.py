@@ -6,6 +6,7 @@ tokens.
 """
 
 import functools
+import weakref
 from collections.abc import Sequence
 
 import jax
@@ -53,13 +54,16 @@ def continued(pretrained: Pretrained, texts: Sequence[str], *, max_new_tokens: i
     for row, ids in zip(tokens_BL, prompts, strict=True):
         row[length - len(ids) :] = ids
     first_B = length - np.array([len(ids) for ids in prompts], np.int32)
-    logits_BV, cache = _read(params, tokens_BL, first_B, cfg=cfg, slots=slots)
+    by_output = jax.default_backend() == 'cpu'
+    if by_output:
+        params = _by_output(params)
+    logits_BV, cache = _read(params, tokens_BL, first_B, cfg=cfg, slots=slots, by_output=by_output)
     written = [[] for _ in texts]
     done_B = np.zeros(len(texts), bool)
     for chunk in range(chunks):
         tokens_BC, logits_BV, cache = _write(
             params, logits_BV, cache, done_B, jax.random.key(seed), chunk * CHUNK, temperature or 1.0, cfg=cfg,
-            greedy=temperature == 0, top_k=top_k, end=pretrained.end_ids)
+            by_output=by_output, greedy=temperature == 0, top_k=top_k, end=pretrained.end_ids)
         for row, new in enumerate(np.asarray(tokens_BC).tolist()):
             if not done_B[row]:
                 ends = [i for i, token in enumerate(new) if token in pretrained.end_ids]
@@ -76,14 +80,29 @@ def _cut(text: str, stop: Sequence[str]) -> tuple[str, bool]:
     return (text[: min(places)], True) if places else (text, False)
 
 
-@functools.partial(jax.jit, static_argnames=('cfg', 'slots'))
-def _read(params, tokens_BL, first_B, *, cfg: ModelConfig, slots: int):
-    return model.step(params, tokens_BL, model.empty_cache(cfg, first_B, slots), cfg=cfg)
+_kept: list = []  # weak references to the last parameters, and these stored by output
 
 
-@functools.partial(jax.jit, static_argnames=('cfg', 'greedy', 'top_k', 'end'), donate_argnames=('logits_BV', 'cache'))
-def _write(params, logits_BV, cache, done_B, key, start, temperature, *, cfg: ModelConfig, greedy: bool,
-           top_k: int | None, end):
+def _by_output(params) -> dict:
+    """`model.by_output`, kept in memory beside the parameters until others come or these are dropped."""
+    leaves = jax.tree.leaves(params)
+    same = _kept and len(_kept[0]) == len(leaves) and all(
+        kept() is leaf for kept, leaf in zip(_kept[0], leaves, strict=True))
+    if not same:
+        _kept.clear()  # before there is a third model
+        _kept[:] = [weakref.ref(leaf, lambda _: _kept.clear()) for leaf in leaves], jax.jit(model.by_output)(params)
+    return _kept[1]
+
+
+@functools.partial(jax.jit, static_argnames=('cfg', 'slots', 'by_output'))
+def _read(params, tokens_BL, first_B, *, cfg: ModelConfig, slots: int, by_output: bool):
+    return model.step(params, tokens_BL, model.empty_cache(cfg, first_B, slots), cfg=cfg, by_output=by_output)
+
+
+@functools.partial(jax.jit, static_argnames=('cfg', 'by_output', 'greedy', 'top_k', 'end'),
+                   donate_argnames=('logits_BV', 'cache'))
+def _write(params, logits_BV, cache, done_B, key, start, temperature, *, cfg: ModelConfig, by_output: bool,
+           greedy: bool, top_k: int | None, end):
     """CHUNK more tokens (B, CHUNK), the logits behind them, and the cache; stops early once all rows have ended."""
     rows = logits_BV.shape[0]
     row_keys = jax.vmap(functools.partial(jax.random.fold_in, key))(jnp.arange(rows))
@@ -102,7 +121,7 @@ def _write(params, logits_BV, cache, done_B, key, start, temperature, *, cfg: Mo
         token_B = choose(logits_BV, start + i)
         tokens_BC = jax.lax.dynamic_update_slice_in_dim(tokens_BC, token_B[:, None], i, 1)
         done_B = done_B | jnp.isin(token_B, jnp.array(end, jnp.int32))
-        logits_BV, cache = model.step(params, token_B[:, None], cache, cfg=cfg)
+        logits_BV, cache = model.step(params, token_B[:, None], cache, cfg=cfg, by_output=by_output)
         return i + 1, tokens_BC, logits_BV, cache, done_B
 
     carry = (jnp.int32(0), jnp.zeros((rows, CHUNK), jnp.int32), logits_BV, cache, done_B)
