@@ -327,57 +327,100 @@ def torch_seconds(cfg) -> float | None:
     except ImportError:
         return None
     torch.manual_seed(0)
-    net = _torch_model(torch, cfg)
-    optimizer = torch.optim.SGD([w for w in net.parameters() if w.requires_grad], lr=0.01, momentum=0.9)
+    net = torch_model(torch, cfg.model)
+    optimizers = torch_optimizers(torch, net, cfg.optim)
     tokens = torch.randint(0, cfg.model.vocab_size, (cfg.train.batch_size, cfg.task.seq_len))
     scored = torch.zeros(tokens.shape, dtype=torch.bool)
     # About as many scored positions as the task has.
     scored[:, cfg.task.scored if cfg.task.scored != slice(None) else slice(None, None, 7)] = True
 
     def step():
-        optimizer.zero_grad()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(net(tokens)[scored], tokens[scored])
         loss.backward()
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         return ()
 
     return seconds(step)
 
 
-def _torch_model(torch, cfg):
-    """The same layers in eager PyTorch: embedding, blocks of attention and a two-matrix feed-forward, unembedding."""
-    m, nn = cfg.model, torch.nn
+def torch_optimizers(torch, net, optim) -> list:
+    """The optimiser of a config, as PyTorch has it."""
+    for name in optim.frozen:
+        getattr(net, name).requires_grad_(False)
+    trained = [w for w in net.parameters() if w.requires_grad]
+    if optim.optimizer == 'sgd':
+        return [torch.optim.SGD(trained, lr=1e-3, momentum=optim.momentum, weight_decay=optim.weight_decay)]
+    adam = {'lr': 1e-4, 'betas': (optim.b1, optim.b2)}
+    if optim.optimizer == 'adamw':
+        return [torch.optim.AdamW(trained, weight_decay=optim.weight_decay, **adam)]
+    matrices = [w for w in net.blocks.parameters() if w.ndim == 2]
+    others = [w for w in trained if not any(w is matrix for matrix in matrices)]
+    return [torch.optim.Muon(matrices, lr=1e-3, momentum=optim.momentum, weight_decay=optim.weight_decay),
+            torch.optim.AdamW(others, weight_decay=optim.adam_weight_decay, **adam)]
+
+
+def torch_model(torch, m):
+    """The same model in eager PyTorch, as one would write it there; its logits are those of `lingrok.model`."""
+    nn, functional = torch.nn, torch.nn.functional
+    norm = {'none': lambda: nn.Identity(), 'layernorm': lambda: nn.LayerNorm(m.d_model, eps=m.norm_eps),
+            'rmsnorm': lambda: nn.RMSNorm(m.d_model, eps=m.norm_eps)}[m.norm]
+    if m.position == 'rope':
+        freqs = m.rope_base ** (-torch.arange(0, m.d_head, 2) / m.d_head)
+        angles = torch.arange(m.max_len)[:, None] * freqs
+        cos, sin = torch.cos(angles), torch.sin(angles)
+
+    def rotate(x):
+        if m.position != 'rope':
+            return x
+        c, s = cos[: x.shape[-2]], sin[: x.shape[-2]]
+        a, b = (x[..., ::2], x[..., 1::2]) if m.rope_interleaved else x.chunk(2, -1)
+        turned = a * c - b * s, a * s + b * c
+        return torch.stack(turned, -1).flatten(-2) if m.rope_interleaved else torch.cat(turned, -1)
 
     class Block(nn.Module):
         def __init__(self):
             super().__init__()
             width = m.num_heads * m.d_head
-            self.norm1, self.norm2 = (nn.LayerNorm(m.d_model) if m.norm != 'none' else nn.Identity() for _ in range(2))
+            self.attn_norm, self.mlp_norm = norm(), norm()
             self.q = nn.Linear(m.d_model, width, bias=False) if m.query == 'full' else nn.Identity()
             self.k, self.v = (nn.Linear(m.d_model, width, bias=False) for _ in range(2))
             self.o = nn.Linear(width, m.d_model, bias=False)
-            self.mlp = nn.Sequential(nn.Linear(m.d_model, m.d_mlp, bias=False), nn.ReLU(),
-                                     nn.Linear(m.d_mlp, m.d_model, bias=False))
+            self.mlp_in = nn.Linear(m.d_model, m.d_mlp, bias=False)
+            self.mlp_out = nn.Linear(m.d_mlp, m.d_model, bias=False)
 
         def forward(self, h):
-            x = self.norm1(h)
+            x = self.attn_norm(h)
             q, k, v = (f(x).unflatten(-1, (m.num_heads, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
-            z = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            z = functional.scaled_dot_product_attention(rotate(q), rotate(k), v, is_causal=True)
             h = h + self.o(z.transpose(1, 2).flatten(-2))
-            return h + self.mlp(self.norm2(h))
+            return h + self.mlp_out(functional.relu(self.mlp_in(self.mlp_norm(h))))
 
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
             self.embed = nn.Embedding(m.vocab_size, m.d_model)
-            self.pos = nn.Embedding(m.max_len, m.d_model)
+            self.types = nn.Embedding(m.num_types, m.d_model) if m.num_types else None
+            # As a convolution, whose last weight meets the position itself.
+            self.conv = (nn.Conv1d(m.d_model, m.d_model, m.conv_width, groups=m.d_model, bias=False)
+                         if m.conv_width else None)
+            self.pos = nn.Embedding(m.max_len, m.d_model) if m.position == 'learned' else None
             self.blocks = nn.Sequential(*(Block() for _ in range(m.num_layers)))
-            self.unembed = nn.Linear(m.d_model, m.vocab_size, bias=False)
-            for name, module in (('embed', self.embed), ('pos', self.pos), ('unembed', self.unembed)):
-                module.requires_grad_(name not in cfg.optim.frozen)
+            self.norm = norm()
+            self.unembed = None if m.tied else nn.Linear(m.d_model, m.vocab_size, bias=False)
 
         def forward(self, tokens):
-            return self.unembed(self.blocks(self.embed(tokens) + self.pos.weight[: tokens.shape[1]]))
+            h, places = self.embed(tokens), torch.arange(tokens.shape[1])
+            if self.types is not None:
+                h = h + self.types(places % m.num_types)
+            if self.conv is not None:
+                h = self.conv(functional.pad(h.transpose(1, 2), (m.conv_width - 1, 0))).transpose(1, 2)
+            if self.pos is not None:
+                h = h + self.pos(places)
+            h = self.norm(self.blocks(h))
+            return h @ self.embed.weight.T if self.unembed is None else self.unembed(h)
 
     return Net()
 

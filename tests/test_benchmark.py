@@ -2,7 +2,9 @@
 
 import importlib.util
 import json
+import re
 
+import jax
 import numpy as np
 import pytest
 from absl import flags
@@ -47,6 +49,50 @@ def test_every_size_is_a_config_that_can_train(benchmark):
     for name in benchmark.SIZES:
         cfg = benchmark.config(name, 3)
         assert cfg.num_replicas == 3 and cfg.train.batch_size == benchmark.SIZES[name][2]
+
+
+def in_torch(torch, params) -> dict:
+    """The state dict of `benchmark.torch_model` of a model's parameters."""
+    found = {}
+    for role, value in params.items():
+        if isinstance(value, dict):
+            inner = in_torch(torch, value)
+            found |= {f'{role.replace("_", ".")}.{name}': leaf for name, leaf in inner.items()}
+            continue
+        name = {'type': 'types'}.get(role, role)
+        if role == 'conv':
+            value = value[::-1].T[:, None]  # torch weighs the position itself last
+        elif role not in ('embed', 'type', 'pos'):
+            value = value.T
+        name = re.sub('_(scale|bias)$', lambda m: {'scale': '.weight', 'bias': '.bias'}[m[1]], name)
+        found[name if '.' in name else f'{name}.weight'] = torch.tensor(np.array(value))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec('torch') is None, reason='needs torch')
+def test_the_model_in_pytorch_is_the_same_function_and_is_trained(benchmark):
+    import torch
+
+    for name in benchmark.SIZES:
+        cfg = benchmark.config(name, 1)
+        rng = np.random.default_rng(0)
+        params = jax.tree.map(lambda x, rng=rng: np.asarray(x) + rng.normal(0, 0.02, x.shape).astype(np.float32),
+                              model.init(jax.random.key(0), cfg.model))
+        tokens = rng.integers(0, cfg.model.vocab_size, (2, cfg.task.seq_len))
+        net = benchmark.torch_model(torch, cfg.model)
+        net.load_state_dict(in_torch(torch, params))
+        wanted = np.asarray(model.apply(params, tokens, cfg=cfg.model)[0])
+        found = net(torch.tensor(tokens))
+        np.testing.assert_allclose(found.detach(), wanted, atol=1e-4 * np.abs(wanted).max())
+        before = {key: value.clone() for key, value in net.state_dict().items()}
+        optimizers = benchmark.torch_optimizers(torch, net, cfg.optim)
+        found.logsumexp(-1).mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        still = {key.removesuffix('.weight') for key, value in net.state_dict().items()
+                 if torch.equal(value, before[key])}
+        assert still == set(cfg.optim.frozen)
 
 
 def test_figure_and_table(benchmark):
