@@ -146,6 +146,7 @@ def _files(tmp_path_factory):
     return place
 
 
+@pytest.mark.slow
 def test_script(files, tmp_path):
     command = (f'--model={files}/model', f'--problems={files}/few.jsonl', '--count=3', '--shots=1,0', '--batch=2',
                '--max_new_tokens=4', '--truncate=blocks.0.mlp_in@0.2+blocks.1.mlp_out@0', '--subsets=1',

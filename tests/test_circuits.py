@@ -67,7 +67,8 @@ def test_corrupted_sentences_differ_in_their_names_only():
             assert (io, s1, s2) == (*own, own[0]) if kind == 's2' else len({io, s1, s2, *own}) == 5
 
 
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', [pytest.param(name, marks=() if name in ('gpt2', 'llama') else pytest.mark.slow)
+                                  for name in NAMES])
 def test_patching_is_a_forward_pass_with_hooks(name):
     cfg, params = load(name)
     clean, other = asked(), circuits.corrupted(asked(), range(3, 9))

@@ -7,7 +7,8 @@ import lingrok.tasks  # noqa: F401  registers the tasks
 from lingrok import config, figures, model, optim, run, sweep
 
 
-@pytest.mark.parametrize('name', sorted(path.name for path in (ROOT / 'configs').glob('*.py')))
+@pytest.mark.parametrize('name', [pytest.param(path.name, marks=() if path.stem == 'recall' else pytest.mark.slow)
+                                  for path in sorted((ROOT / 'configs').glob('*.py'))])
 def test_smoke_variant_trains_to_the_end(name, tmp_path):
     """Every config file: seconds, several replicas, sound numbers, the figure of its task."""
     cfg = config.from_config_dict(get_config(f'{name}:smoke'))

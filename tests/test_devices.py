@@ -36,6 +36,7 @@ def config(num_replicas, **train_keys):
                                train=dataclasses.replace(cfg.train, **train_keys))
 
 
+@pytest.mark.slow
 def test_replicas_spread_over_devices():
     """The same bits however many replicas a device has, also where the devices do not divide their number."""
     _, seven = results(config(7), jax.devices()[:2])  # 4 and 3
@@ -48,6 +49,7 @@ def test_replicas_spread_over_devices():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), alone, seven)
 
 
+@pytest.mark.slow
 def test_batches_spread_over_devices():
     """Every replica on all devices: the same numbers up to the order of sums over the batch."""
     _, alone = results(config(2), jax.devices()[:1])

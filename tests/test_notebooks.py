@@ -109,6 +109,7 @@ def test_recall_is_that_of_the_demo(name):
     assert config.to_dict(ours) == config.to_dict(demo)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', SMALL)
 def test_it_runs_at_a_small_size(name, tmp_path, monkeypatch):
     script = FOLDER / f'{name}.py'

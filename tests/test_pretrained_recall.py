@@ -146,6 +146,7 @@ def test_a_state_dict_of_another_model_is_refused(case, tmp_path):
     assert '\n' not in str(error.value)
 
 
+@pytest.mark.slow
 def test_the_script_makes_a_run_that_can_be_read(tmp_path):
     """With a table of the symbols of the model; a table of another text is refused in one line."""
     table, state = tmp_path / 'table.json', state_dict()

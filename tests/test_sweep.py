@@ -185,6 +185,7 @@ def test_memory_is_that_of_the_compiled_program(tree):
     assert two - one > widest
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_the_grouping(tree, tmp_path):
     """The same bits whether four points share a program or two do, and in the table that collects them."""
     points = sweep.grid({'task.noise_prob': (0.3, 0.7)})
