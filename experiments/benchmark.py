@@ -104,14 +104,30 @@ def seconds(call, *, compiled: bool = False) -> float:
     began = time.perf_counter()
     jax.block_until_ready(call())
     best = time.perf_counter() - began
-    count = max(1, round(_SECONDS.value / REPEATS / best))
-    for _ in range(REPEATS if best < _SECONDS.value else 0):
+    if best >= _SECONDS.value:
+        return best
+    return min(best, *in_turn(timing(call, best)))
+
+
+def timing(call, about: float):
+    """A function that times `call`, which takes about so many seconds, as often as is long enough, a call's share."""
+    import jax
+
+    count = max(1, round(_SECONDS.value / REPEATS / about))
+
+    def measured():
         began = time.perf_counter()
         for _ in range(count):
             out = call()
         jax.block_until_ready(out)
-        best = min(best, (time.perf_counter() - began) / count)
-    return best
+        return (time.perf_counter() - began) / count
+
+    return measured
+
+
+def in_turn(*timings) -> list[float]:
+    """The shortest result of each function, called in turn, so that all meet the same state of the machine."""
+    return [min(times) for times in zip(*([measured() for measured in timings] for _ in range(REPEATS)), strict=True)]
 
 
 def peak() -> float:
@@ -197,11 +213,11 @@ class Step:
         jax.block_until_ready(losses)
         return time.perf_counter() - began
 
-    def seconds(self) -> float:
-        """Seconds a step, the shortest of some timings."""
+    def timing(self):
+        """A function that times some steps, and returns the seconds of one."""
         self.run(1)
         steps = min(max(1, round(_SECONDS.value / self.run(1))), self.CAPACITY)
-        return min(self.run(steps) for _ in range(REPEATS)) / steps
+        return lambda: self.run(steps) / steps
 
 
 def measure(name: str, replicas: int, peak_rate: float, parts) -> dict[str, float]:
@@ -212,9 +228,14 @@ def measure(name: str, replicas: int, peak_rate: float, parts) -> dict[str, floa
     row = compile_times(cfg) if 'compile' in parts else {}
     step = Step(cfg)
     batch, work = cfg.train.batch_size, operations(cfg)
-    row['step_s'] = step.seconds()
+    plain = torch_step(cfg) if 'torch' in parts and not _GPU.value else None
+    timings = [step.timing()] + ([timing(plain, seconds(plain))] if plain else [])
+    row['step_s'], *theirs = in_turn(*timings)
     row['sequences_per_s'] = replicas * batch / row['step_s']
     row['percent_of_peak'] = 100 * row['sequences_per_s'] * work / peak_rate
+    if theirs:
+        row['torch_sequences_per_s'] = batch / theirs[0]
+        row['torch_gain'] = row['sequences_per_s'] / row['torch_sequences_per_s']
     p = step.programs
     # Of one replica on one device, as in the step, where devices work side by side.
     sample = jax.jit(lambda state, key: cfg.task.sample(state, key, split='train', batch_size=batch))
@@ -226,13 +247,8 @@ def measure(name: str, replicas: int, peak_rate: float, parts) -> dict[str, floa
     row['evaluation_s'] = seconds(evaluate, compiled=True)
     row['checkpoint_s'] = checkpoint_seconds(p.fetch(step.state))
     if 'replicas' in parts and not _GPU.value:
-        four, one = (Step(config(name, count), evaluation=False).seconds() for count in (4, 1))
+        four, one = in_turn(*(Step(config(name, count), evaluation=False).timing() for count in (4, 1)))
         row['four_replicas_gain'] = 4 * one / four
-    if 'torch' in parts and not _GPU.value:
-        plain = torch_seconds(cfg)
-        if plain:
-            row['torch_sequences_per_s'] = batch / plain
-            row['torch_gain'] = row['sequences_per_s'] * plain / batch
     return row
 
 
@@ -302,7 +318,8 @@ def overhead(wall: float, first: float) -> dict[str, float]:
     from lingrok import sweep
 
     cfg = lingrok_config.from_config_dict(sweep.load_config_file(ROOT / 'configs' / 'recall.py').get_config('demo'))
-    training = Step(cfg, evaluation=False).seconds() * cfg.train.num_steps
+    (step_s,) = in_turn(Step(cfg, evaluation=False).timing())
+    training = step_s * cfg.train.num_steps
     return {'overhead_percent': 100 * (1 - training / (wall - first))}
 
 
@@ -315,13 +332,13 @@ def scaling() -> dict[str, dict[str, list]]:
         for value in values:
             changes = {'batch': {'train__batch_size': value}, 'length': {'task__length': value}}.get(axis, {})
             replicas = value if axis == 'replicas' else 1
-            times.append(Step(config('recall_demo', replicas, **changes), evaluation=False).seconds())
+            times += in_turn(Step(config('recall_demo', replicas, **changes), evaluation=False).timing())
         found[axis] = {'values': values, 'step_s': times}
     return found
 
 
-def torch_seconds(cfg) -> float | None:
-    """Seconds of a step of one replica, written plainly in PyTorch; None where it is not installed."""
+def torch_step(cfg):
+    """A function that takes a step of one replica, written plainly in PyTorch; None where it is not installed."""
     try:
         import torch
     except ImportError:
@@ -343,7 +360,7 @@ def torch_seconds(cfg) -> float | None:
             optimizer.step()
         return ()
 
-    return seconds(step)
+    return step
 
 
 def torch_optimizers(torch, net, optim) -> list:
