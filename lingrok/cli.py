@@ -42,6 +42,9 @@ def main(run: Callable[..., int | None], argv: list[str] | None = None, *, paths
     # One virtual device a core: replicas then train side by side, each on its own core. Settled before jax starts.
     if 'xla_force_host_platform_device_count' not in os.environ.get('XLA_FLAGS', ''):
         jax.config.update('jax_num_cpu_devices', len(cores()))
+    # Threads of LAPACK, which evaluations call for SVDs, would fight with those of the devices, and made an evaluation
+    # half as long again. Read when scipy is loaded, which jax does when it first needs LAPACK.
+    os.environ.setdefault('OPENBLAS_NUM_THREADS', '1')
     if not os.environ.get('JAX_COMPILATION_CACHE_DIR'):
         jax.config.update('jax_compilation_cache_dir', str(Path.home() / '.cache' / 'lingrok' / 'jax'))
 
