@@ -480,7 +480,9 @@ def _copy_files(task, directory: Path) -> None:
 def _read_config(directory) -> Config:
     path = directory / 'config.json'
     if not path.exists():
-        raise RunError(f'{directory} is not a run directory: it has no config.json')
+        runs = sorted(found.parent.name for found in directory.glob('*/config.json'))
+        raise RunError(f'{directory} is not a run directory: it has no config.json' + (
+            f'; it holds runs, try {directory / runs[0]}' if runs else ''))
     try:
         tree = json.loads(path.read_text())
         for copy in (directory / 'files').iterdir() if (directory / 'files').exists() else ():

@@ -165,6 +165,8 @@ def test_budget_of_the_config_keeps_the_total():
 def test_settings_are_called_by_what_differs(settings_, expected):
     points = [settings.Point({**setting, 'seed': 1}, None, {}) for setting in settings_]
     assert settings.labels(points) == expected
+    assert all(key.partition('.')[2] in ' '.join(expected) for key in settings.differing(points))
+    assert (settings.differing(points) == []) == (expected == ['all', 'all'])
 
 
 @pytest.mark.parametrize('steps', [(0,), (0, 54, 106, 400), (0, 1, 10, 10**6), tuple(range(0, 1000, 50)), (7,)])

@@ -787,6 +787,11 @@ def test_not_a_run(tmp_path):
         with pytest.raises(RunError) as caught:
             load_run(place)
         assert one_line(caught) == f'{place} is not a run directory: it has no config.json'
+    for name in ('0001-b', '0000-a'):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / 'config.json').touch()
+    with pytest.raises(RunError, match=f'has no config.json; it holds runs, try {tmp_path}/0000-a$'):
+        load_run(tmp_path)
 
 
 # A table of the user's

@@ -213,6 +213,8 @@ def test_bad_settings_are_one_line(task, tmp_path):
         Text(text=task.text, length=33)
     with pytest.raises(ConfigError, match='cannot be read'):
         Text(text=str(tmp_path))
+    with pytest.raises(ConfigError, match="task.text='' names no text"):
+        Text(text='')
 
 
 def test_line_ends_and_a_byte_order_mark_do_not_count(tmp_path):

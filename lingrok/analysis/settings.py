@@ -37,10 +37,8 @@ def labels(points: Sequence[Point]) -> list[str]:
     In a grid every coordinate that differs is named; elsewhere, where one thing is changed at a time, only what differs
     from the first point, and of a longer or shorter list only what is added and taken away ('frozen +blocks.0.*').
     """
-    settings = [{key: value for key, value in point.coordinates.items() if key.partition('.')[0] not in QUIET}
-                for point in points]
+    settings, differ = _settings(points), differing(points)
     first = settings[0]
-    differ = [key for key in first if len({str(setting[key]) for setting in settings}) > 1]
     counts = [len({str(setting[key]) for setting in settings}) for key in differ]
     grid = len({str([setting[key] for key in differ]) for setting in settings}) == np.prod(counts)
     if not differ:
@@ -49,6 +47,17 @@ def labels(points: Sequence[Point]) -> list[str]:
         return [', '.join(_label(key, setting[key]) for key in differ) for setting in settings]
     return [', '.join(_label(key, setting[key], first[key]) for key in differ if str(setting[key]) != str(first[key]))
             or 'as configured' for setting in settings]
+
+
+def differing(points: Sequence[Point]) -> list[str]:
+    """The keys of the config in which the settings differ."""
+    settings = _settings(points)
+    return [key for key in settings[0] if len({str(setting[key]) for setting in settings}) > 1]
+
+
+def _settings(points: Sequence[Point]) -> list[dict]:
+    return [{key: value for key, value in point.coordinates.items() if key.partition('.')[0] not in QUIET}
+            for point in points]
 
 
 def _label(key: str, value, first=None) -> str:

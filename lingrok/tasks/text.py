@@ -286,6 +286,7 @@ def _encode(text: str, min_count: int, path: str) -> Corpus:
 
 
 def _read(path: str) -> str:
+    require(path != '', f"task.text='' names no text; allowed: a text file in UTF-8, or {PLAYS}")
     try:
         text = Path(path).read_bytes().decode('utf-8-sig').replace('\r\n', '\n')
     except UnicodeDecodeError as error:
