@@ -86,6 +86,10 @@ def test_the_second_copy_of_the_matrices_is_that_of_the_last_parameters_and_goes
     del other
     assert not generate._kept
     assert generate.continued(loaded, ['a'], max_new_tokens=8) == first
+    mutable = loaded._replace(params=jax.tree.map(np.array, loaded.params))
+    assert generate.continued(mutable, ['a'], max_new_tokens=8) == first
+    mutable.params['blocks_1']['o'] *= -9
+    assert generate.continued(mutable, ['a'], max_new_tokens=8) == changed
 
 
 def test_a_text_ends_at_an_end_token_or_a_stop_string():

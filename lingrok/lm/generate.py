@@ -85,12 +85,13 @@ _kept: list = []  # weak references to the last parameters, and these stored by 
 
 def _by_output(params) -> dict:
     """`model.by_output`, kept in memory beside the parameters until others come or these are dropped."""
-    leaves = jax.tree.leaves(params)
-    same = _kept and len(_kept[0]) == len(leaves) and all(
-        kept() is leaf for kept, leaf in zip(_kept[0], leaves, strict=True))
-    if not same:
-        _kept.clear()  # before there is a third model
-        _kept[:] = [weakref.ref(leaf, lambda _: _kept.clear()) for leaf in leaves], jax.jit(model.by_output)(params)
+    leaves, turn = jax.tree.leaves(params), jax.jit(model.by_output)
+    if _kept and len(_kept[0]) == len(leaves) and all(a() is b for a, b in zip(_kept[0], leaves, strict=True)):
+        return _kept[1]
+    _kept.clear()  # before there is a third model
+    if not all(isinstance(leaf, jax.Array) for leaf in leaves):  # the entries of numpy arrays can change
+        return turn(params)
+    _kept[:] = [weakref.ref(leaf, lambda _: _kept.clear()) for leaf in leaves], turn(params)
     return _kept[1]
 
 
