@@ -26,7 +26,7 @@ from lingrok.config import ConfigError, ModelConfig, require, rotary_width, sugg
 
 Hook = Callable[[jax.Array], jax.Array]
 
-FEW_ROWS = 100  # below, a CPU multiplies a matrix stored by output from the left
+FEW_ROWS = 64  # below, a CPU multiplies a matrix stored by output from the left
 TABLES = ('embed', 'type', 'conv', 'pos')  # parameters of two axes that no vector is multiplied by
 SAME_INPUT = (('q', 'k', 'v', 'ov'), ('mlp_gate', 'mlp_in'))
 ACTIVATIONS = {
@@ -223,8 +223,14 @@ def by_output(params) -> dict:
     tree = {role: by_output(leaf) for role, leaf in params.items() if isinstance(leaf, Mapping)}
     leaves = {role: leaf for role, leaf in params.items() if role not in tree}
     for group in _groups(leaves):
-        tree['+'.join(group)] = jnp.concatenate([leaves.pop(role).T for role in group])
+        tree['+'.join(group)] = _stacked([leaves.pop(role) for role in group])
     return tree | leaves
+
+
+@jax.jit
+def _stacked(matrices):
+    """Matrices from the same inputs as one, a row an output."""
+    return jnp.concatenate([w.T for w in matrices])
 
 
 def _groups(leaves) -> list[tuple[str, ...]]:

@@ -1,4 +1,6 @@
 import functools
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -76,13 +78,14 @@ def test_greedy_text_is_that_of_whole_forward_passes(name):
 def test_the_second_copy_of_the_matrices_is_that_of_the_last_parameters_and_goes_with_them():
     loaded = load('gpt2')
     first = generate.continued(loaded, ['a'], max_new_tokens=8)
-    kept = generate._kept[1]
-    assert generate.continued(loaded, ['a'], max_new_tokens=8) == first and generate._kept[1] is kept
+    kept = generate._kept[0][1]
+    assert generate.continued(loaded, ['a'], max_new_tokens=8) == first and generate._kept[0][1] is kept
+    assert kept['embed'] is loaded.params['embed']  # what is no such matrix is not copied
     block = loaded.params['blocks_1']
     other = loaded._replace(params={**loaded.params, 'blocks_1': {**block, 'o': block['o'] * -9}})
     changed = generate.continued(other, ['a'], max_new_tokens=8)
     assert changed != first
-    np.testing.assert_array_equal(generate._kept[1]['blocks_1']['o'], block['o'].T * -9)
+    np.testing.assert_array_equal(generate._kept[0][1]['blocks_1']['o'], block['o'].T * -9)
     del other
     assert not generate._kept
     assert generate.continued(loaded, ['a'], max_new_tokens=8) == first
@@ -90,6 +93,22 @@ def test_the_second_copy_of_the_matrices_is_that_of_the_last_parameters_and_goes
     assert generate.continued(mutable, ['a'], max_new_tokens=8) == first
     mutable.params['blocks_1']['o'] *= -9
     assert generate.continued(mutable, ['a'], max_new_tokens=8) == changed
+
+
+def test_threads_with_different_models_write_their_own_texts():
+    loaded = load('gpt2')
+    block = loaded.params['blocks_1']
+    other = loaded._replace(params={**loaded.params, 'blocks_1': {**block, 'o': block['o'] * -9}})
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            turned = list(pool.map(lambda i: generate._by_output((loaded, other)[i % 2].params), range(2000)))
+    finally:
+        sys.setswitchinterval(before)
+    for i, wanted in enumerate((block['o'].T, block['o'].T * -9)):
+        for found in {id(x): x for x in turned[i::2]}.values():
+            np.testing.assert_array_equal(found['blocks_1']['o'], wanted)
 
 
 def test_a_text_ends_at_an_end_token_or_a_stop_string():

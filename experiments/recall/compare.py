@@ -16,20 +16,24 @@ from lingrok import cli
 
 _OUT = flags.DEFINE_string('out', '', 'folder of the results; by default the figures folder of the sweep')
 
-EXPECTED = {  # by what differs between the settings of a sweep
-    'model.mlp_kind': (
+# By a key of the config in which the settings of a sweep differ, and a word that is in one of its values.
+EXPECTED = {
+    ('model.mlp_kind', 'none'): (
         ('components, some feed-forward', 'the noise sits in it, that of layer 1 preferred', 'predicted'),
         ('components, no feed-forward', 'the noise sits in attention, cutting it changes P(noise)', 'predicted'),
         ('components, attention cut', 'recall is destroyed', 'predicted'),
     ),
-    'task.noise_prob': (('noise', 'P(noise) of the whole model is about the noise probability', 'Bayes predictor'),),
-    'task.trigger_mode': (('triggers drawn for each sequence', 'weaker separation: no trigger has a noise of its own',
-                           'predicted'),),
-    'optim.freeze_schedule': (
+    ('task.noise_prob', ''): (
+        ('noise', 'P(noise) of the whole model is about the noise probability', 'Bayes predictor'),
+    ),
+    ('task.trigger_mode', 'random'): (
+        ('triggers drawn for each sequence', 'weaker separation: no trigger has a noise of its own', 'predicted'),
+    ),
+    ('optim.frozen', 'blocks.'): (
         ('freezing, attention frozen', 'the distribution is learnt, recall is not', 'predicted'),
         ('freezing, feed-forwards frozen', 'attention learns both, slower', 'the authors, in the reviews'),
     ),
-    'optim.optimizer': (('optimizers', 'AdamW leaves more noise in attention than SGD', 'one-layer model'),),
+    ('optim.optimizer', 'adamw'): (('optimizers', 'AdamW leaves more noise in attention than SGD', 'one-layer model'),),
 }
 
 
@@ -53,7 +57,8 @@ def main(paths: list[str]) -> None:
             for label, x in zip(labels, found, strict=True)]
     figure = recall.comparison(table, directory.name)
     differ = settings.differing(points)
-    expected = [line for key, lines in EXPECTED.items() if key in differ for line in lines]
+    expected = [line for (key, word), lines in EXPECTED.items() for line in lines
+                if key in differ and any(word in str(point.coordinates[key]) for point in points)]
     cli.write_report(Path(_OUT.value or directory / 'figures'), 'compare', {'compare': figure}, rows, expected)
 
 

@@ -27,6 +27,8 @@ def generate(pretrained: Pretrained, texts: Sequence[str], *, max_new_tokens: in
 
     temperature: 0 takes the most likely token, greater values sample; top_k: from this many likely tokens. A row's
     result does not depend on the other rows, up to rounding. Stop strings and what follows are not part of the result.
+    On a CPU a second copy of the matrices is kept until other parameters come or these are dropped; of numpy arrays,
+    which can change, it is made anew by every call.
     """
     rows = continued(pretrained, texts, max_new_tokens=max_new_tokens, stop=stop, temperature=temperature, top_k=top_k,
                      seed=seed)
@@ -80,19 +82,20 @@ def _cut(text: str, stop: Sequence[str]) -> tuple[str, bool]:
     return (text[: min(places)], True) if places else (text, False)
 
 
-_kept: list = []  # weak references to the last parameters, and these stored by output
+_kept: list = []  # of the last parameters: weak references to the leaves, and these stored by output
 
 
 def _by_output(params) -> dict:
     """`model.by_output`, kept in memory beside the parameters until others come or these are dropped."""
-    leaves, turn = jax.tree.leaves(params), jax.jit(model.by_output)
-    if _kept and len(_kept[0]) == len(leaves) and all(a() is b for a, b in zip(_kept[0], leaves, strict=True)):
-        return _kept[1]
+    leaves = jax.tree.leaves(params)
+    for references, turned in tuple(_kept):  # another thread may change the list
+        if len(references) == len(leaves) and all(a() is b for a, b in zip(references, leaves, strict=True)):
+            return turned
     _kept.clear()  # before there is a third model
-    if not all(isinstance(leaf, jax.Array) for leaf in leaves):  # the entries of numpy arrays can change
-        return turn(params)
-    _kept[:] = [weakref.ref(leaf, lambda _: _kept.clear()) for leaf in leaves], turn(params)
-    return _kept[1]
+    turned = model.by_output(params)
+    if all(isinstance(leaf, jax.Array) for leaf in leaves):  # the entries of numpy arrays can change
+        _kept[:] = [([weakref.ref(leaf, lambda _: _kept.clear()) for leaf in leaves], turned)]
+    return turned
 
 
 @functools.partial(jax.jit, static_argnames=('cfg', 'slots', 'by_output'))
