@@ -27,7 +27,6 @@ from lingrok.config import ConfigError, ModelConfig, require, rotary_width, sugg
 Hook = Callable[[jax.Array], jax.Array]
 
 FEW_ROWS = 64  # below, a CPU multiplies a matrix stored by output from the left
-TABLES = ('embed', 'type', 'conv', 'pos')  # parameters of two axes that no vector is multiplied by
 SAME_INPUT = (('q', 'k', 'v', 'ov'), ('mlp_gate', 'mlp_in'))
 ACTIVATIONS = {
     'relu': jax.nn.relu,
@@ -235,7 +234,7 @@ def _stacked(matrices):
 
 def _groups(leaves) -> list[tuple[str, ...]]:
     """The matrices from inputs to outputs among parameters (or their Specs), those of the same input together."""
-    matrices = [role for role, leaf in leaves.items() if len(leaf.shape) == 2 and role not in TABLES]
+    matrices = [role for role in leaves if role in (*names.MATRIX_ROLES, 'unembed')]
     groups = [tuple(role for role in group if role in matrices) for group in SAME_INPUT]
     alone = [(role,) for role in matrices if not any(role in group for group in groups)]
     return [group for group in groups if group] + alone
