@@ -13,9 +13,11 @@ that work that is left out shows as more than is done. The peak is that of a lar
 process, on all cores, or of a bfloat16 one on a GPU.
 """
 
+import functools
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -44,7 +46,7 @@ SIZES = {
 }
 GPU_REPLICAS = (1, 8, 64)
 REPEATS = 3
-WRITTEN, ROWS = 64, (1, 8)  # tokens of a text, and texts at once
+WRITTEN, ROWS, TURNS = 64, (1, 8), 11  # tokens of a text, texts at once, and how often each is timed
 
 
 def main() -> None:
@@ -457,16 +459,15 @@ def generation() -> dict[str, dict[str, float]]:
         writers['transformers'] = theirs
     found = {}
     for rows in ROWS:
-        texts, best = prompts[:rows], dict.fromkeys(writers, float('inf'))
+        texts = prompts[:rows]
         tokens = {name: write(texts) for name, write in writers.items()}  # compiles
-        for _ in range(REPEATS):
-            for name, write in writers.items():  # in turn, so that both meet the same machine
-                began = time.perf_counter()
-                write(texts)
-                best[name] = min(best[name], time.perf_counter() - began)
-        found[f'batch {rows}'] = row = {f'{name}_per_s': rows * WRITTEN / best[name] for name in writers}
+        # In turn, and medians of the turns: a machine that others use, too, changes from one second to the next.
+        turns = [{name: repeated(functools.partial(write, texts), 1) for name, write in writers.items()}
+                 for _ in range(TURNS)]
+        found[f'batch {rows}'] = row = {
+            f'{name}_per_s': rows * WRITTEN / statistics.median(turn[name] for turn in turns) for name in writers}
         if theirs:
-            row['ratio'] = row['lingrok_per_s'] / row['transformers_per_s']
+            row['ratio'] = statistics.median(turn['transformers'] / turn['lingrok'] for turn in turns)
             row['same_texts'] = sum(a == b for a, b in zip(*tokens.values(), strict=True)) / rows
         say(f'batch {rows}: ' + ', '.join(f'{key} {value:.4g}' for key, value in row.items()))
     return found

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lingrok import names
 from lingrok.config import ConfigError, ModelConfig, require, rotary_width, suggest
@@ -207,7 +208,7 @@ def step(params, tokens_BL: jax.Array, cache: Cache, *, cfg: ModelConfig, by_out
     Those of `apply` on the whole row without its padding, up to rounding. Rows are padded on the left, so that all end
     in the same slot; a position is counted from the first token that is none. by_output: params are of that form.
     """
-    memory = _Memory(cache, tokens_BL.shape[1])
+    memory = _Memory(cache, tokens_BL.shape[1], cfg)
     model = Transformer(cfg, by_output)
     logits_B1V = model.apply({'params': params}, tokens_BL, _Tap({}, (), cfg), memory, method='step')
     return logits_B1V[:, 0], memory.extended()
@@ -286,10 +287,12 @@ class _Tap:
 class _Memory:
     """Where the new tokens stand in a cache, and the keys and values of each block as it is reached."""
 
-    def __init__(self, cache: Cache, length: int):
+    def __init__(self, cache: Cache, length: int, cfg: ModelConfig):
         self.cache, self.keys, self.values = cache, [], []
         self.slot_L = cache.filled + jnp.arange(length)
         self.position_BL = jnp.maximum(self.slot_L - cache.first_B[:, None], 0)
+        if cfg.position == 'rope':  # computed once: XLA would repeat it for every head of every block
+            self.turns = jax.lax.optimization_barrier(_turns(self.position_BL, cfg, jnp))
 
     def __call__(self, k, v):
         """All keys and values (B G, M, K) of the next block, from those of the new tokens (B G, L, K)."""
@@ -388,7 +391,6 @@ class Block(nn.Module):
         cfg, tap = self.cfg, self._named(tap)
         heads, groups, width = cfg.num_heads, cfg.num_kv_heads, cfg.d_head
         batch, length, _ = h_BLD.shape
-        position_BL = memory.position_BL if memory else jnp.arange(length)[None]
         h_BLD = tap('resid_pre', h_BLD)
         x_BLD = self._norm('attn_norm', h_BLD, 'pre')
         q_BLD = x_BLD[:, queries]
@@ -397,7 +399,9 @@ class Block(nn.Module):
         value = 'ov' if cfg.value_output == 'merged' else 'v'
         v_BMGK = self._linear(value, x_BLD).reshape(batch, length, groups, -1)
         if cfg.position == 'rope' and (not cfg.rope_layers or self.layer in cfg.rope_layers):
-            q_BLHK, k_BMGK = _rotate(q_BLHK, position_BL[:, queries], cfg), _rotate(k_BMGK, position_BL, cfg)
+            turns = memory.turns if memory else _turns(np.arange(length)[None], cfg, np)
+            q_BLHK = _rotate(q_BLHK, [turn[:, queries] for turn in turns], cfg)
+            k_BMGK = _rotate(k_BMGK, turns, cfg)
         q_BLHK, k_BMGK, v_BMGK = tap('attn.q', q_BLHK), tap('attn.k', k_BMGK), tap('attn.v', v_BMGK)
         # One matrix product a key-value head and sequence, which XLA runs faster than any other form of the einsum:
         # query head h reads key-value head h // (H / G), and the J = H / G queries of one head follow each other.
@@ -498,19 +502,29 @@ def _sinusoids(position_BL, width: int):
     return jnp.where(jnp.arange(width)[None] % 2 == 0, jnp.sin(angles), jnp.cos(angles))
 
 
-def _rotate(x_BLHK, position_BL, cfg: ModelConfig):
-    """Rotary position embedding (arXiv 2104.09864) of the first `rope_fraction` of the head width, in float32."""
+def _turns(position_BL, cfg: ModelConfig, xp):
+    """Cosines and sines (B, L, 1, K / 2) of the angles of rotary positions, in float32.
+
+    xp: numpy for positions known beforehand, so that they are constants of a program, which else computes them anew
+    for every head and sequence.
+    """
     width = rotary_width(cfg)
-    freqs = cfg.rope_base ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
+    freqs = xp.float32(cfg.rope_base) ** (-xp.arange(0, width, 2, dtype=xp.float32) / width)
     if cfg.rope_factors:
-        freqs = freqs / jnp.array(cfg.rope_factors)
-    angles = (position_BL.astype(jnp.float32)[..., None] * freqs)[:, :, None]
+        freqs = freqs / xp.array(cfg.rope_factors, xp.float32)
+    angles = (position_BL.astype(xp.float32)[..., None] * freqs)[:, :, None]
+    return xp.cos(angles), xp.sin(angles)
+
+
+def _rotate(x_BLHK, turns, cfg: ModelConfig):
+    """Rotary position embedding (arXiv 2104.09864) of the first `rope_fraction` of the head width, in float32."""
+    width, (cos, sin) = rotary_width(cfg), turns
     rotated, rest = x_BLHK[..., :width].astype(jnp.float32), x_BLHK[..., width:]
     if cfg.rope_interleaved:
         a, b = rotated[..., 0::2], rotated[..., 1::2]
     else:
         a, b = jnp.split(rotated, 2, -1)
-    turned = (a * jnp.cos(angles) - b * jnp.sin(angles), a * jnp.sin(angles) + b * jnp.cos(angles))
+    turned = (a * cos - b * sin, a * sin + b * cos)
     if cfg.rope_interleaved:
         rotated = jnp.stack(turned, -1).reshape(rotated.shape)
     else:

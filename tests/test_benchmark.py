@@ -133,7 +133,7 @@ def test_bad_input_is_one_line():
 def test_text_of_a_pretrained_model(benchmark, monkeypatch):
     """A row for every number of texts; beside transformers, where that is installed, with the same texts."""
     monkeypatch.setattr(benchmark, 'WRITTEN', 16)
-    monkeypatch.setattr(benchmark, 'REPEATS', 1)
+    monkeypatch.setattr(benchmark, 'TURNS', 1)
     found = benchmark.generation()
     assert list(found) == ['batch 1', 'batch 8'] and all(row['lingrok_per_s'] > 0 for row in found.values())
     assert all(row.get('same_texts', 1) == 1 for row in found.values())

@@ -134,10 +134,12 @@ def test_all_rows_done_ends_the_work(monkeypatch):
     generate.continued(loaded, ['a'], max_new_tokens=20)
     assert len(calls) == 2
     calls.clear()
-    first = generate.continued(loaded, ['a'], max_new_tokens=1)[0]
-    calls.clear()
-    assert generate.continued(loaded._replace(end_ids=tuple(first)), ['a'], max_new_tokens=20) == [[]]
-    assert len(calls) == 1
+    first, second = generate.continued(loaded, ['a'], max_new_tokens=2)[0]
+    assert first != second
+    for end, wanted in ((first, []), (second, [first])):
+        calls.clear()
+        assert generate.continued(loaded._replace(end_ids=(end,)), ['a'], max_new_tokens=40) == [wanted]
+        assert len(calls) == len(wanted)
 
 
 def test_samples_follow_the_law_of_the_model():
@@ -161,6 +163,12 @@ def test_samples_of_a_row_do_not_hang_on_the_others():
     alone = generate.continued(loaded, ['a'], max_new_tokens=8, temperature=1.0)
     together = generate.continued(loaded, ['a', 'the dog and it'], max_new_tokens=8, temperature=1.0)
     assert together[0] == alone[0]
+
+
+def test_lengths_are_rounded_by_an_eighth_at_most():
+    for length in range(1, 3000):
+        assert length <= generate.rounded(length) < length + max(8, length / 8)
+    assert len({generate.rounded(length) for length in range(513, 1025)}) == 8
 
 
 @pytest.mark.parametrize('changes, message', [

@@ -15,7 +15,7 @@ import numpy as np
 
 from lingrok.config import require
 from lingrok.lm import forward, gsm8k
-from lingrok.lm.generate import ROUND, generate
+from lingrok.lm.generate import generate, rounded
 from lingrok.lm.gsm8k import Problem
 from lingrok.log import write_atomically
 from lingrok.pretrained.language import Pretrained
@@ -109,7 +109,7 @@ def solution_log_probs(model: Pretrained, text: str, solution: str) -> dict[str,
 
 
 def _padded(values: np.ndarray) -> np.ndarray:
-    return np.pad(values, (0, -len(values) % ROUND))
+    return np.pad(values, (0, rounded(len(values)) - len(values)))
 
 
 def require_context(model: Pretrained, problems: Sequence[Problem], shots: int, max_new_tokens: int, *,

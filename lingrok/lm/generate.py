@@ -1,8 +1,8 @@
 """Text that a model writes: greedy or sampled, many prompts at once, with a cache of keys and values.
 
-Prompts are padded on the left, so that all rows end in the same slot. One compiled program reads the prompts, a second
-one writes CHUNK tokens a call; between calls the texts are decoded, to look for stop strings, which need not be whole
-tokens.
+Prompts are padded on the left, so that all rows end in the same slot. One compiled program reads the prompts and says
+the first token, a second one writes up to CHUNK more a call; between calls the texts are decoded, to look for stop
+strings, which need not be whole tokens.
 """
 
 import functools
@@ -18,7 +18,6 @@ from lingrok.config import ModelConfig, require
 from lingrok.pretrained.language import Pretrained
 
 CHUNK = 16
-ROUND = 32  # lengths are rounded up to a multiple, so that prompts of similar length share a program
 
 
 def generate(pretrained: Pretrained, texts: Sequence[str], *, max_new_tokens: int = 64, stop: Sequence[str] = (),
@@ -49,9 +48,7 @@ def continued(pretrained: Pretrained, texts: Sequence[str], *, max_new_tokens: i
     longest = max(map(len, prompts))
     require(longest + max_new_tokens <= cfg.max_len, f'{longest:,} tokens and max_new_tokens={max_new_tokens:,} are '
             f'more than the context of the model, {cfg.max_len:,}')
-    length = min(-(-longest // ROUND) * ROUND, cfg.max_len - max_new_tokens)
-    chunks = -(-max_new_tokens // CHUNK)
-    slots = min(length + chunks * CHUNK, cfg.max_len)
+    length = min(rounded(longest), cfg.max_len - max_new_tokens)
     tokens_BL = np.zeros((len(prompts), length), np.int32)
     for row, ids in zip(tokens_BL, prompts, strict=True):
         row[length - len(ids) :] = ids
@@ -59,21 +56,30 @@ def continued(pretrained: Pretrained, texts: Sequence[str], *, max_new_tokens: i
     by_output = jax.default_backend() == 'cpu'
     if by_output:
         params = _by_output(params)
-    logits_BV, cache = _read(params, tokens_BL, first_B, cfg=cfg, slots=slots, by_output=by_output)
-    written = [[] for _ in texts]
+    law = (jax.random.key(seed), temperature or 1.0)
+    static = {'cfg': cfg, 'by_output': by_output, 'greedy': temperature == 0, 'top_k': top_k}
+    new_BC, cache = _read(params, tokens_BL, first_B, *law, slots=length + max_new_tokens, **static)
+    written, count, place = [[] for _ in texts], 1, 0
     done_B = np.zeros(len(texts), bool)
-    for chunk in range(chunks):
-        tokens_BC, logits_BV, cache = _write(
-            params, logits_BV, cache, done_B, jax.random.key(seed), chunk * CHUNK, temperature or 1.0, cfg=cfg,
-            by_output=by_output, greedy=temperature == 0, top_k=top_k, end=pretrained.end_ids)
-        for row, new in enumerate(np.asarray(tokens_BC).tolist()):
+    while True:
+        new_BC = np.asarray(new_BC)[:, :count]
+        for row, new in enumerate(new_BC.tolist()):
             if not done_B[row]:
                 ends = [i for i, token in enumerate(new) if token in pretrained.end_ids]
                 written[row] += new[: ends[0]] if ends else new
                 done_B[row] = bool(ends) or _cut(tokenizer.decode(written[row]), stop)[1]
-        if done_B.all():
-            break
-    return [row[:max_new_tokens] for row in written]
+        place += count
+        count = min(CHUNK, max_new_tokens - place)
+        if done_B.all() or count == 0:
+            return written
+        new_BC, cache = _write(params, new_BC[:, -1], cache, done_B, place, count, *law, end=pretrained.end_ids,
+                               **static)
+
+
+def rounded(length: int) -> int:
+    """A length rounded up by at most an eighth (or 7), so that prompts of similar length share a program."""
+    unit = max(8, 2 ** (length.bit_length() - 4))
+    return -(-length // unit) * unit
 
 
 def _cut(text: str, stop: Sequence[str]) -> tuple[str, bool]:
@@ -98,36 +104,40 @@ def _by_output(params) -> dict:
     return turned
 
 
-@functools.partial(jax.jit, static_argnames=('cfg', 'slots', 'by_output'))
-def _read(params, tokens_BL, first_B, *, cfg: ModelConfig, slots: int, by_output: bool):
-    return model.step(params, tokens_BL, model.empty_cache(cfg, first_B, slots), cfg=cfg, by_output=by_output)
+@functools.partial(jax.jit, static_argnames=('cfg', 'slots', 'by_output', 'greedy', 'top_k'))
+def _read(params, tokens_BL, first_B, key, temperature, *, cfg: ModelConfig, slots: int, by_output: bool,
+          **law) -> tuple[jax.Array, model.Cache]:
+    """The first new token of every row (B, 1), and the cache with the prompts."""
+    cache = model.empty_cache(cfg, first_B, slots)
+    logits_BV, cache = model.step(params, tokens_BL, cache, cfg=cfg, by_output=by_output)
+    return _choose(logits_BV, 0, key, temperature, **law)[:, None], cache
 
 
-@functools.partial(jax.jit, static_argnames=('cfg', 'by_output', 'greedy', 'top_k', 'end'),
-                   donate_argnames=('logits_BV', 'cache'))
-def _write(params, logits_BV, cache, done_B, key, start, temperature, *, cfg: ModelConfig, by_output: bool,
-           greedy: bool, top_k: int | None, end):
-    """CHUNK more tokens (B, CHUNK), the logits behind them, and the cache; stops early once all rows have ended."""
-    rows = logits_BV.shape[0]
-    row_keys = jax.vmap(functools.partial(jax.random.fold_in, key))(jnp.arange(rows))
-
-    def choose(logits_BV, place):
-        if greedy:
-            return jnp.argmax(logits_BV, -1).astype(jnp.int32)
-        if top_k is not None:
-            least_B1 = jax.lax.top_k(logits_BV, top_k)[0][:, -1:]
-            logits_BV = jnp.where(logits_BV >= least_B1, logits_BV, -jnp.inf)
-        keys = jax.vmap(jax.random.fold_in, (0, None))(row_keys, place)
-        return jax.vmap(jax.random.categorical)(keys, logits_BV / temperature).astype(jnp.int32)
+@functools.partial(jax.jit, static_argnames=('cfg', 'by_output', 'greedy', 'top_k', 'end'), donate_argnames='cache')
+def _write(params, token_B, cache, done_B, place, count, key, temperature, *, cfg: ModelConfig, by_output: bool, end,
+           **law) -> tuple[jax.Array, model.Cache]:
+    """`count` more tokens of (B, CHUNK), the first at `place` behind the prompts; fewer once all rows have ended."""
 
     def body(carry):
-        i, tokens_BC, logits_BV, cache, done_B = carry
-        token_B = choose(logits_BV, start + i)
-        tokens_BC = jax.lax.dynamic_update_slice_in_dim(tokens_BC, token_B[:, None], i, 1)
-        done_B = done_B | jnp.isin(token_B, jnp.array(end, jnp.int32))
+        i, tokens_BC, token_B, cache, done_B = carry
         logits_BV, cache = model.step(params, token_B[:, None], cache, cfg=cfg, by_output=by_output)
-        return i + 1, tokens_BC, logits_BV, cache, done_B
+        token_B = _choose(logits_BV, place + i, key, temperature, **law)
+        tokens_BC = jax.lax.dynamic_update_slice_in_dim(tokens_BC, token_B[:, None], i, 1)
+        return i + 1, tokens_BC, token_B, cache, done_B | jnp.isin(token_B, jnp.array(end, jnp.int32))
 
-    carry = (jnp.int32(0), jnp.zeros((rows, CHUNK), jnp.int32), logits_BV, cache, done_B)
-    _, tokens_BC, logits_BV, cache, _ = jax.lax.while_loop(lambda c: (c[0] < CHUNK) & ~jnp.all(c[-1]), body, carry)
-    return tokens_BC, logits_BV, cache
+    tokens_BC = jnp.zeros((token_B.shape[0], CHUNK), jnp.int32)
+    carry = (jnp.int32(0), tokens_BC, token_B, cache, done_B)
+    _, tokens_BC, _, cache, _ = jax.lax.while_loop(lambda c: (c[0] < count) & ~jnp.all(c[-1]), body, carry)
+    return tokens_BC, cache
+
+
+def _choose(logits_BV, place, key, temperature, *, greedy: bool, top_k: int | None):
+    """The token (B,) at a place behind the prompts: the most likely one, or a draw that is the row's own."""
+    if greedy:
+        return jnp.argmax(logits_BV, -1).astype(jnp.int32)
+    if top_k is not None:
+        least_B1 = jax.lax.top_k(logits_BV, top_k)[0][:, -1:]
+        logits_BV = jnp.where(logits_BV >= least_B1, logits_BV, -jnp.inf)
+    rows = jnp.arange(logits_BV.shape[0])
+    keys = jax.vmap(lambda row: jax.random.fold_in(jax.random.fold_in(key, row), place))(rows)
+    return jax.vmap(jax.random.categorical)(keys, logits_BV / temperature).astype(jnp.int32)
