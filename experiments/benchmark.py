@@ -223,6 +223,8 @@ def measure(name: str, replicas: int, peak_rate: float, parts) -> dict[str, floa
     """Everything about one size: seconds, rates, shares."""
     import jax
 
+    from lingrok import run, sweep
+
     cfg = config(name, replicas)
     row = compile_times(cfg) if 'compile' in parts else {}
     step = Step(cfg)
@@ -247,6 +249,12 @@ def measure(name: str, replicas: int, peak_rate: float, parts) -> dict[str, floa
     evaluate = lambda: p.evaluate(step.state.params, step.task_state, p.settings)  # noqa: E731
     row['evaluation_s'] = seconds(evaluate, compiled=True)
     row['checkpoint_s'] = checkpoint_seconds(p.fetch(step.state))
+    # By the schedule of the config and with its own batch, to which the cost of a step is proportional.
+    file, variant, *_ = SIZES[name]
+    own_batch = sweep.load_config_file(ROOT / 'configs' / file).get_config(variant).train.batch_size
+    steps, evaluations = cfg.train.num_steps, 1 + -(-cfg.train.num_steps // cfg.train.eval_every)
+    spent = evaluations * row['evaluation_s'] + len(run.save_steps(cfg.train)) * row['checkpoint_s']
+    row['beside_percent'] = 100 * spent / (spent + steps * row['step_s'] * own_batch / batch)
     if 'replicas' in parts and not _GPU.value:
         four, one = in_turn(*(Step(config(name, count), evaluation=False).timing() for count in (4, 1)))
         row['four_replicas_gain'] = 4 * one / four
@@ -510,6 +518,7 @@ COLUMNS = {
     'compile_cached_s': ('from disk, s', '{:.1f}'),
     'evaluation_s': ('evaluation, s', '{:.2f}'),
     'checkpoint_s': ('checkpoint, s', '{:.3f}'),
+    'beside_percent': ('both by the schedule and batch of the config, % of a run', '{:.1f}'),
 }
 TEXT_COLUMNS = {
     'lingrok_per_s': 'lingrok, tokens / s',
