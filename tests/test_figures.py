@@ -169,6 +169,13 @@ def test_settings_are_called_by_what_differs(settings_, expected):
     assert (settings.differing(points) == []) == (expected == ['all', 'all'])
 
 
+def test_expected_is_what_is_about_settings_that_differ():
+    points = [settings.Point({'a.x': x, 'a.f': f, 'a.same': 'u'}, None, {}) for x, f in ((1, 'sgd'), (0, 'adamw'))]
+    asked = {('a.f', 'adamw'): ('optimizers',), ('a.f', 'muon'): ('never',), ('a.same', 'u'): ('same',),
+             ('a.x', ''): ('any', 'value'), ('a.none', ''): ('no key',)}
+    assert settings.about(points, asked) == ['optimizers', 'any', 'value']
+
+
 @pytest.mark.parametrize('steps', [(0,), (0, 54, 106, 400), (0, 1, 10, 10**6), tuple(range(0, 1000, 50)), (7,)])
 def test_labels_of_steps_do_not_run_into_each_other(steps):
     figure, axes = figures.style.new_figure(1, 4, height=2)

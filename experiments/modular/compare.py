@@ -16,12 +16,22 @@ from lingrok import cli
 
 _OUT = flags.DEFINE_string('out', '', 'folder of the results; by default the figures folder of the sweep')
 
-EXPECTED = (
-    ('o.o.d. generalisation without the rectangular rule', 'harder and less stable', 'reviews, p = 29'),
-    ('without type embedding and convolution', 'stays on the plateau of the task prior', 'prototype, p = 7, one seed'),
-    ('AdamW in place of Muon', 'memorises: unseen tasks .40 at step 2,200', 'prototype, p = 7, one seed'),
-    ('inputs shared between tasks, no convolution', 'unseen tasks .34 at step 1,000', 'prototype, p = 7, one seed'),
-)
+# By a key of the config in which the settings of a sweep differ, and a word that is in one of its values.
+EXPECTED = {
+    ('task.geometry', 'random'): (
+        ('o.o.d. generalisation without the rectangular rule', 'harder and less stable', 'reviews, p = 29'),
+    ),
+    ('model.conv_width', '0'): (
+        ('without type embedding and convolution', 'stays on the plateau of the task prior',
+         'prototype, p = 7, one seed'),
+    ),
+    ('optim.optimizer', 'adamw'): (
+        ('AdamW in place of Muon', 'memorises: unseen tasks .40 at step 2,200', 'prototype, p = 7, one seed'),
+    ),
+    ('task.batching', 'shared'): (
+        ('inputs shared between tasks, no convolution', 'unseen tasks .34 at step 1,000', 'prototype, p = 7, one seed'),
+    ),
+}
 REFERENCES = {'ood_train/accuracy_last': 'ood_train/accuracy_last/ratio',
               'ood_test/accuracy_last': 'ood_test/accuracy_last/ratio',
               'ood_forced/accuracy_last_not_covered': 'ood_forced/accuracy_last_not_covered/kernel'}
@@ -50,7 +60,8 @@ def main(paths: list[str]) -> None:
     cli.print_table('setting', {label: {modular.QUANTITIES[name]: cell(label, name, x) for name, x in row.items()}
                                 for label, row in table.items()})
     figure = modular.comparison(table, lines, directory.name)
-    cli.write_report(Path(_OUT.value or directory / 'figures'), 'compare', {'compare': figure}, rows, EXPECTED)
+    cli.write_report(Path(_OUT.value or directory / 'figures'), 'compare', {'compare': figure}, rows,
+                     settings.about(points, EXPECTED))
 
 
 if __name__ == '__main__':

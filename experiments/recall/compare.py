@@ -56,9 +56,7 @@ def main(paths: list[str]) -> None:
     rows = [{'setting': label, **{names[key]: value for key, value in x.items()}}
             for label, x in zip(labels, found, strict=True)]
     figure = recall.comparison(table, directory.name)
-    differ = settings.differing(points)
-    expected = [line for (key, word), lines in EXPECTED.items() for line in lines
-                if key in differ and any(word in str(point.coordinates[key]) for point in points)]
+    expected = settings.about(points, EXPECTED)
     cli.write_report(Path(_OUT.value or directory / 'figures'), 'compare', {'compare': figure}, rows, expected)
 
 

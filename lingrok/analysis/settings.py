@@ -55,6 +55,13 @@ def differing(points: Sequence[Point]) -> list[str]:
     return [key for key in settings[0] if len({str(setting[key]) for setting in settings}) > 1]
 
 
+def about(points: Sequence[Point], expected: Mapping[tuple[str, str], Sequence]) -> list:
+    """What is expected of the settings at hand: entries whose key differs between them, with the word in a value."""
+    differ = differing(points)
+    return [entry for (key, word), entries in expected.items() for entry in entries
+            if key in differ and any(word in str(point.coordinates[key]) for point in points)]
+
+
 def _settings(points: Sequence[Point]) -> list[dict]:
     return [{key: value for key, value in point.coordinates.items() if key.partition('.')[0] not in QUIET}
             for point in points]
