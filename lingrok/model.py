@@ -20,7 +20,6 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from lingrok import names
 from lingrok.config import ConfigError, ModelConfig, require, rotary_width, suggest
@@ -291,8 +290,7 @@ class _Memory:
         self.cache, self.keys, self.values = cache, [], []
         self.slot_L = cache.filled + jnp.arange(length)
         self.position_BL = jnp.maximum(self.slot_L - cache.first_B[:, None], 0)
-        if cfg.position == 'rope':  # computed once: XLA would repeat it for every head of every block
-            self.turns = jax.lax.optimization_barrier(_turns(self.position_BL, cfg, jnp))
+        self.turns = _turns(self.position_BL, cfg) if cfg.position == 'rope' else None
 
     def __call__(self, k, v):
         """All keys and values (B G, M, K) of the next block, from those of the new tokens (B G, L, K)."""
@@ -399,7 +397,7 @@ class Block(nn.Module):
         value = 'ov' if cfg.value_output == 'merged' else 'v'
         v_BMGK = self._linear(value, x_BLD).reshape(batch, length, groups, -1)
         if cfg.position == 'rope' and (not cfg.rope_layers or self.layer in cfg.rope_layers):
-            turns = memory.turns if memory else _turns(np.arange(length)[None], cfg, np)
+            turns = memory.turns if memory else _turns(jnp.arange(length)[None], cfg)
             q_BLHK = _rotate(q_BLHK, [turn[:, queries] for turn in turns], cfg)
             k_BMGK = _rotate(k_BMGK, turns, cfg)
         q_BLHK, k_BMGK, v_BMGK = tap('attn.q', q_BLHK), tap('attn.k', k_BMGK), tap('attn.v', v_BMGK)
@@ -502,18 +500,15 @@ def _sinusoids(position_BL, width: int):
     return jnp.where(jnp.arange(width)[None] % 2 == 0, jnp.sin(angles), jnp.cos(angles))
 
 
-def _turns(position_BL, cfg: ModelConfig, xp):
-    """Cosines and sines (B, L, 1, K / 2) of the angles of rotary positions, in float32.
-
-    xp: numpy for positions known beforehand, so that they are constants of a program, which else computes them anew
-    for every head and sequence.
-    """
+def _turns(position_BL, cfg: ModelConfig):
+    """Cosines and sines (B, L, 1, K / 2) of the angles of rotary positions, in float32."""
     width = rotary_width(cfg)
-    freqs = xp.float32(cfg.rope_base) ** (-xp.arange(0, width, 2, dtype=xp.float32) / width)
+    freqs = cfg.rope_base ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
     if cfg.rope_factors:
-        freqs = freqs / xp.array(cfg.rope_factors, xp.float32)
-    angles = (position_BL.astype(xp.float32)[..., None] * freqs)[:, :, None]
-    return xp.cos(angles), xp.sin(angles)
+        freqs = freqs / jnp.array(cfg.rope_factors)
+    angles = (position_BL.astype(jnp.float32)[..., None] * freqs)[:, :, None]
+    # Or XLA computes them anew for every head and sequence.
+    return jax.lax.optimization_barrier((jnp.cos(angles), jnp.sin(angles)))
 
 
 def _rotate(x_BLHK, turns, cfg: ModelConfig):
