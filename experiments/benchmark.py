@@ -29,7 +29,8 @@ from absl import flags
 from lingrok import cli
 
 _ONLY = flags.DEFINE_list('only', [], 'sizes to measure; by default all')
-PARTS = ['steps', 'compile', 'torch', 'replicas', 'scaling', 'run', 'generate']
+OF_SIZES = ['steps', 'compile', 'torch', 'replicas']
+PARTS = [*OF_SIZES, 'scaling', 'run', 'generate']
 _PARTS = flags.DEFINE_list('parts', PARTS[:-1], 'what is measured; on request also generate, text of a pretrained '
                            'model')
 _GPU = flags.DEFINE_bool('gpu', False, 'the sizes of a GPU, in bfloat16')
@@ -63,7 +64,7 @@ def main() -> None:
     chosen, parts = _ONLY.value or list(SIZES), _PARTS.value
     found = {'machine': machine(), 'peak': peak(), 'sizes': {}}
     say(f'{found["machine"]}; peak {found["peak"] / 1e9:.0f} GF/s')
-    for name in chosen if parts != ['generate'] else ():
+    for name in chosen if {*parts} & {*OF_SIZES} else ():
         for replicas in GPU_REPLICAS if _GPU.value else (SIZES[name][4],):
             label = f'{name} x {replicas}' if _GPU.value else name
             found['sizes'][label] = row = measure(name, replicas, found['peak'], parts)

@@ -169,6 +169,7 @@ def test_lengths_are_rounded_by_an_eighth_at_most():
     for length in range(1, 3000):
         assert length <= generate.rounded(length) < length + max(8, length / 8)
     assert len({generate.rounded(length) for length in range(513, 1025)}) == 8
+    assert {generate.rounded(length, 32) for length in range(1, 257)} == {*range(32, 257, 32)}
 
 
 @pytest.mark.parametrize('changes, message', [

@@ -97,10 +97,10 @@ def solution_log_probs(model: Pretrained, text: str, solution: str) -> dict[str,
     encoding = model.tokenizer.encode(whole)
     ids = np.array(encoding.ids, np.int32)
     # Filled up on the right, which nothing before it sees: prompts of similar length share their programs.
-    h_1LD = forward.embed(model.params, _padded(ids)[None], cfg=cfg)
+    h_1LD = forward.embed(model.params, _padded(ids, cfg.max_len)[None], cfg=cfg)
     h_LD = forward.resume(model.params, h_1LD, cfg=cfg, start=0)[0]
     places = np.array([i for i, (begin, _) in enumerate(encoding.offsets) if begin >= len(text)], np.int32)
-    log_CV = forward.log_probs(model.params, h_LD[_padded(places - 1)], cfg=cfg)
+    log_CV = forward.log_probs(model.params, h_LD[_padded(places - 1, cfg.max_len)], cfg=cfg)
     log_C = np.asarray(log_CV[np.arange(len(places)), ids[places]], float)
     parts = [whole[slice(*encoding.offsets[i])] for i in places]
     chosen = {'numbers': [any(map(str.isdigit, part)) for part in parts],
@@ -108,8 +108,8 @@ def solution_log_probs(model: Pretrained, text: str, solution: str) -> dict[str,
     return {kind: float(np.mean(log_C[mask])) if any(mask) else None for kind, mask in chosen.items()}
 
 
-def _padded(values: np.ndarray) -> np.ndarray:
-    return np.pad(values, (0, rounded(len(values)) - len(values)))
+def _padded(values: np.ndarray, most: int) -> np.ndarray:
+    return np.pad(values, (0, min(rounded(len(values), 32), most) - len(values)))
 
 
 def require_context(model: Pretrained, problems: Sequence[Problem], shots: int, max_new_tokens: int, *,

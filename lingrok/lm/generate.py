@@ -49,6 +49,7 @@ def continued(pretrained: Pretrained, texts: Sequence[str], *, max_new_tokens: i
     require(longest + max_new_tokens <= cfg.max_len, f'{longest:,} tokens and max_new_tokens={max_new_tokens:,} are '
             f'more than the context of the model, {cfg.max_len:,}')
     length = min(rounded(longest), cfg.max_len - max_new_tokens)
+    slots = min(length + -(-max_new_tokens // CHUNK) * CHUNK, cfg.max_len)
     tokens_BL = np.zeros((len(prompts), length), np.int32)
     for row, ids in zip(tokens_BL, prompts, strict=True):
         row[length - len(ids) :] = ids
@@ -58,7 +59,7 @@ def continued(pretrained: Pretrained, texts: Sequence[str], *, max_new_tokens: i
         params = _by_output(params)
     law = (jax.random.key(seed), temperature or 1.0)
     static = {'cfg': cfg, 'by_output': by_output, 'greedy': temperature == 0, 'top_k': top_k}
-    new_BC, cache = _read(params, tokens_BL, first_B, *law, slots=length + max_new_tokens, **static)
+    new_BC, cache = _read(params, tokens_BL, first_B, *law, slots=slots, **static)
     written, count, place = [[] for _ in texts], 1, 0
     done_B = np.zeros(len(texts), bool)
     while True:
@@ -76,9 +77,9 @@ def continued(pretrained: Pretrained, texts: Sequence[str], *, max_new_tokens: i
                                **static)
 
 
-def rounded(length: int) -> int:
-    """A length rounded up by at most an eighth (or 7), so that prompts of similar length share a program."""
-    unit = max(8, 2 ** (length.bit_length() - 4))
+def rounded(length: int, unit: int = 8) -> int:
+    """A length rounded up to a multiple of `unit`, or by an eighth at most: similar lengths share their programs."""
+    unit = max(unit, 2 ** (length.bit_length() - 4))
     return -(-length // unit) * unit
 
 
