@@ -113,6 +113,17 @@ def test_log_probs_of_a_solution():
     assert chains.solution_log_probs(loaded, text, ' so much')['numbers'] is None
 
 
+def test_a_solution_that_fills_the_context_is_padded_no_further():
+    loaded = lingrok.load_pretrained(FOLDER.parent / 'gpt2')
+    text, solution = 'the dog and', ' so we say it' * 3
+    length = len(loaded.tokenizer.encode(text + solution).ids)
+    assert length % 32
+    full = loaded._replace(config=dataclasses.replace(loaded.config, max_len=length),
+                           params={**loaded.params, 'pos': loaded.params['pos'][:length]})
+    found, wanted = (chains.solution_log_probs(x, text, solution) for x in (full, loaded))
+    assert found['words'] == pytest.approx(wanted['words'], abs=1e-5)
+
+
 def test_a_context_that_is_too_short():
     with pytest.raises(ConfigError, match='problem 0 needs 1,... tokens at 0 shots; allowed: 1,024'):
         chains.require_context(load(), PROBLEMS, 0, 1020)
